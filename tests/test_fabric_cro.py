@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from autoscaler.attached import GPU_COUNT
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_cro import EXPECTED_S, NODES, PARTIAL_S, CroFabric
 from autoscaler.capacity.fabric_requests import LAST_USED, LEASE, NOTE, REQUESTS, Note, name_for, new_request
-from autoscaler.capacity.server import AnswerError
+from autoscaler.capacity.server import AnswerError, Object
 from autoscaler.capacity.using import CLAIMS, SLICES
 from autoscaler.leases import LeaseId, ReleaseOrder
 from autoscaler.settings import Settings
@@ -100,6 +101,51 @@ def test_two_leaders_who_order_one_lease_at_once_order_one(rack: Rack) -> None:
         )
         await other.acquire(made)
         assert rack.request()["spec"]["resource"]["size"] == 1
+
+    rack.run(scenario())
+
+
+def old_at_hand(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on what the API server has at hand grows no newer."""
+    kept, items = copy.deepcopy(rack.server.objects), rack.server.items
+
+    async def asked(path: str, **query: str) -> list[Object]:
+        if query.pop("resourceVersion", "") != "0":
+            return await items(path, **query)
+        now, rack.server.objects = rack.server.objects, kept
+        try:
+            return await items(path, **query)
+        finally:
+            rack.server.objects = now
+
+    monkeypatch.setattr(rack.server, "items", asked)
+
+
+def test_by_what_is_at_hand_and_old_nothing_is_ordered_twice_and_nothing_of_others_is_lost(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        old_at_hand(rack, monkeypatch)
+        await ordered(rack, 0)
+        await ordered(rack, 0)
+        assert rack.request()["spec"]["resource"]["size"] == 1
+        await ordered(rack, 1)
+        assert rack.request()["spec"]["resource"]["size"] == 2
+        assert len(await rack.provider().list()) == 2
+
+    rack.run(scenario())
+
+
+def test_what_is_refused_is_refused_by_the_newest_and_not_by_what_is_at_hand(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        name = await ordered(rack, 0, devices=3)
+        old_at_hand(rack, monkeypatch)
+        await rack.provider().release(ReleaseOrder(id=LeaseId("rack", name), epoch=1))
+        await rack.until(lambda leases: not leases)
+        await ordered(rack, 1, devices=3)
+        assert rack.request()["spec"]["resource"]["size"] == 3
 
     rack.run(scenario())
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from autoscaler.attached import Site, memory_of, seen_on, selectors, sites
 from autoscaler.capacity import fabric_requests as objects
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES, Note, Request, Resource
-from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server, refuse
+from autoscaler.capacity.server import CONFLICT, REFUSALS, AnswerError, Object, Server, refuse
 from autoscaler.capacity.together import together
 from autoscaler.capacity.using import in_use
 from autoscaler.groups import most
@@ -36,6 +37,11 @@ FRESH_S = 60.0
 """So old what others read as the last use of a Device of ours may be; they take it for idle after 600 s."""
 PARTIAL_S = 90.0
 """When some of a Lease is there, the rest is waited for so long if the operator says that something is wrong."""
+
+
+NEWEST: Mapping[str, str] = MappingProxyType({})
+AT_HAND: Mapping[str, str] = MappingProxyType({"resourceVersion": "0"})
+"""How lists are asked for: as they are now, or as the API server has them at hand, which may be a moment old."""
 
 
 class _Seen(NamedTuple):
@@ -76,7 +82,8 @@ class CroFabric:
     async def acquire(self, order: AcquireOrder) -> None:
         """See Provider."""
         try:
-            await _again(lambda: self._acquire(order))
+            if not await self._at_once(order):
+                await _again(lambda: self._acquire(order))
         except AnswerError as error:
             refuse(error)
 
@@ -103,12 +110,28 @@ class CroFabric:
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
-    async def _acquire(self, order: AcquireOrder) -> None:
+    async def _at_once(self, order: AcquireOrder) -> bool:
+        """By what the API server has at hand, where nothing is asked for on that node: to be sure that this is the
+        newest it waits for up to a tenth of a second. Whether that went well; all else is judged by the newest.
+        """
+        try:
+            await self._acquire(order, AT_HAND)
+        except RefusedError:
+            return False
+        except AnswerError as error:
+            if error.status not in {CONFLICT, *REFUSALS}:
+                raise
+            return False
+        return True
+
+    async def _acquire(self, order: AcquireOrder, how: Mapping[str, str] = NEWEST) -> None:
         node, name = order.offer.node, order.id.name
-        read: list[Any] = await together([self._seen(), self._find(node)])
+        read: list[Any] = await together([self._seen(how), self._find(node)])
         seen: _Seen = read[0]
         found: Object | None = read[1]
         known = seen.noted(name)
+        if how is AT_HAND and (known is not None or any(one.node == node for one in seen.requests)):
+            raise RefusedError("something is asked for there")
         if known is not None:
             if known.notes[name].leaving:
                 raise RefusedError("the one of that name is still being given back")
@@ -156,10 +179,10 @@ class CroFabric:
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
-    async def _seen(self) -> _Seen:
+    async def _seen(self, how: Mapping[str, str] = NEWEST) -> _Seen:
         """Requests first: what is in the resources may be newer, and never older."""
-        requests = await self._server.items(REQUESTS)
-        resources = await self._server.items(RESOURCES)
+        requests = await self._server.items(REQUESTS, **how)
+        resources = await self._server.items(RESOURCES, **how)
         read = (objects.read_request(one) for one in requests)
         return _Seen(tuple(one for one in read if one is not None), tuple(map(objects.read_resource, resources)))
 
