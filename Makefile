@@ -73,7 +73,7 @@ bench-weights: venv  ## weights from and to a registry beside oras-go and oras-p
 bench-capacity: venv  ## GenTD26's Calls through the plan and through others' rules, and 10,000 surges; QUICK=1 for less; the trace: GENTD26=FOLDER
 	@$(PY) -m bench.capacity
 
-bench-fabric: venv  ## how soon a fabric's operator is asked for a GPU, on a real Kubernetes control plane; about two minutes
+bench-fabric: venv  ## how soon a fabric is asked for a GPU, by its operator and by Redfish, on a real Kubernetes control plane; about three minutes
 	@$(PY) -m tests.cluster.building >/dev/null
 	@$(PY) -Pm tests.cluster.network $(PY) -Pm bench.fabric
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench import attacks, engine, upstream, wrk
+from bench import attacks, engine, fabric, upstream, wrk
 from bench.attackers import Crowd, Habit, attack, dribble, sip
 from bench.calls import RATIOS
 from bench.closedloop import Caller, Tally
 from bench.dataplane import KEYS, PARTS
-from bench.documents import body
+from bench.documents import ROOT, body
 from bench.kit import BenchError, Figures
 from bench.openloop import Line, Sender
 from bench.parts import quick, run
@@ -229,3 +229,8 @@ async def test_throughput_has_a_load_where_wrk_is_missing(tmp_path: Path, monkey
     assert wrk.name() == "our own client"
     assert found.per_s > 0
     assert found.bad == 0
+
+
+def test_the_interfaces_name_each_key_of_the_fabric() -> None:
+    told = (ROOT / "docs" / "interfaces.md").read_text()
+    assert not [key for key in fabric.KEYS if f"`{key}`" not in told]
