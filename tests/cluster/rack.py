@@ -58,8 +58,8 @@ class Rack:
         clock = asyncio.get_running_loop().time
         self.cro = FakeCro(
             Objects(api, api), clock, {self.model: 4}, attach_s=0.3, detach_s=0.3, look_s=0.5, period_s=0.05,
-            attached=lambda node, uuid: self._changes(node, uuid, 1),
-            detached=lambda node, uuid: self._changes(node, uuid, -1),
+            attached=lambda node, uuid: self.changes(node, uuid, 1),
+            detached=lambda node, uuid: self.changes(node, uuid, -1),
         )  # fmt: skip
 
     def node(self, name: str, has: int, memory: str = "256Gi", **labels: str) -> Node:
@@ -67,11 +67,15 @@ class Rack:
         amounts = {GPU: str(has), "memory": memory} if has else {"memory": memory}
         return Node(self.api, f"{self.name}-{name}", next_number(), amounts, labels, self.logs, probe_period_s=0.05)
 
-    def settings(self, most: int = 2, expected_s: float = 1, **kind: object) -> dict[str, object]:
-        """With the fabric."""
+    def kind(self, most: int = 2, **more: object) -> dict[str, object]:
+        """The nodes that may have more, as the Settings' `nodes` have them."""
         device = {"model": self.model, "memory": "40Gi"}
+        return {"selector": {"fabric": self.name}, "device": device, "devicesMax": most, **more}
+
+    def settings(self, most: int = 2, expected_s: float = 1, **more: object) -> dict[str, object]:
+        """With the fabric."""
         return {
-            "nodes": [{"selector": {"fabric": self.name}, "device": device, "devicesMax": most, **kind}],
+            "nodes": [self.kind(most, **more)],
             "capacity": [{"name": "rack", "cro": {"model": self.model}, "expectedSeconds": expected_s}],
         }
 
@@ -104,7 +108,8 @@ class Rack:
 
     # --- GPUs come and go ---------------------------------------------------------------------------------------------
 
-    def _changes(self, node: str, uuid: str, change: int) -> None:
+    def changes(self, node: str, uuid: str, change: int) -> None:
+        """A GPU came to a node, or went."""
         self.counts.append(self.counts[-1] + change)
         self.has[node] = self.has.get(node, 0) + change
         self.diary.append(f"{'attached' if change > 0 else 'detached'} {uuid}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from autoscaler.capacity.fabric_requests import (
@@ -44,6 +44,10 @@ class FakeCro:
     detached: Callable[[str, str], None] = lambda node, uuid: None
     busy: Callable[[str, str], bool] = lambda node, uuid: False
     visible: Callable[[str, str], bool] = lambda node, uuid: True
+    never: Container[str] = ()
+    """Models of which it attaches nothing, and does not say so."""
+    late: bool = False
+    """What it has begun to attach comes, though it was taken back meanwhile."""
     due_s: dict[str, float] = field(default_factory=dict)
     """By resource, when something of it is done, or it is looked at again."""
     gave: dict[str, str] = field(default_factory=dict)
@@ -127,13 +131,13 @@ class FakeCro:
         status, node = one.get("status") or {}, one["spec"]["target_node"]
         state, device = status.get("state", ""), status.get("device_id", "")
         goes, now_s = "deletionTimestamp" in one["metadata"], self.clock()
-        if goes and state in {"", "Attaching"} and not device:
+        if goes and (not state or (state == "Attaching" and not self.late)) and not device:
             self.free(name, one["spec"]["model"])
             await self.server.patch(path, {"metadata": {"finalizers": None}})
         elif not state:
             self.due_s[name] = now_s + self.attach_s
             await self._state(path, "Attaching", {})
-        elif now_s < self.due_s.get(name, 0.0):
+        elif now_s < self.due_s.get(name, 0.0) or (one["spec"]["model"] in self.never and not device):
             return
         elif state == "Attaching" and not device:
             await self._attach(path, name, one["spec"]["model"], node)

@@ -1,0 +1,340 @@
+"""Cases 31 to 33 of reliability section 5 on a real API server: fabrics that break their word, nodes that are taken,
+and Devices that are not let go of. The operator (CRO) is played; autoscaler, gateway and engines are processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.capacity.fabric_requests import ONLINE, REQUESTS, RESOURCES, new_request
+from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
+from tests.cluster import definitions
+from tests.cluster.calls import chat
+from tests.cluster.conftest import next_number
+from tests.cluster.house import House, model
+from tests.cluster.kubelet.container import Container
+from tests.cluster.kubelet.node import Node
+from tests.cluster.rack import GPU, Rack
+from tests.kit.fake_process import command
+from tests.kit.observed import WAIT_S_MAX
+
+LATE_S = 60.0
+"""What comes after it was taken back serves or is released within so long."""
+SPOT = "aws-node-termination-handler/spot-itn"
+DRAINS_S = 2.0
+"""A spot notice is heard within so long."""
+ADMISSION = "admissionregistration.k8s.io/v1"
+PLURALS = {
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+}
+
+
+@pytest.fixture
+async def racks(api: Api, house: House, namespace: str, tmp_path: Path) -> AsyncIterator[tuple[Rack, Rack]]:
+    """The fabric that breaks its word, and the next by price."""
+    both = Rack(api, house, f"{namespace}-a", tmp_path), Rack(api, house, f"{namespace}-b", tmp_path)
+    yield both
+    for one in both:
+        await one.clean()
+
+
+def settings(*racks: Rack) -> dict[str, Any]:
+    """Those fabrics, each dearer than the one before."""
+    return {
+        "nodes": [one.kind() for one in racks],
+        "capacity": [
+            {"name": f"rack{at}", "cro": {"model": one.model}, "expectedSeconds": 1} for at, one in enumerate(racks)
+        ],
+        "prices": [
+            {"device": one.model, "perHour": 1.0 + at, "class": "fabric"} for at, one in enumerate(racks)
+        ],
+    }  # fmt: skip
+
+
+@asynccontextmanager
+async def both_running(broken: Rack, good: Rack) -> AsyncIterator[None]:
+    """The second fabric's node beside all of the first's; one operator plays both."""
+    broken.cro.pool[good.model] = 4
+    racks = {broken.bare.name: broken, good.bare.name: good}
+    broken.cro.attached = lambda node, uuid: racks[node].changes(node, uuid, 1)
+    broken.cro.detached = lambda node, uuid: racks[node].changes(node, uuid, -1)
+    async with good.bare.running(), broken.running():
+        yield
+
+
+async def until(holds: Callable[[], Awaitable[object]], within_s: float = WAIT_S_MAX) -> None:
+    """It does."""
+    async with asyncio.timeout(within_s):
+        while not await holds():
+            await asyncio.sleep(0.05)
+
+
+# --- case 31 ----------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def rejecting(rack: Rack) -> AsyncIterator[None]:
+    """The API server refuses requests for that fabric, as a policy of somebody's has it, once that is in force."""
+    rule = {
+        "apiGroups": ["cro.hpsys.ibm.ie.com"], "apiVersions": ["*"], "operations": ["CREATE"],
+        "resources": ["composabilityrequests"],
+    }  # fmt: skip
+    said = {"expression": f"object.spec.resource.model != '{rack.model}'", "message": "no quota is left"}
+    spec: Object = {"matchConstraints": {"resourceRules": [rule]}, "validations": [said]}
+    bound: Object = {"policyName": rack.name, "validationActions": ["Deny"]}
+    kinds = {"ValidatingAdmissionPolicy": spec, "ValidatingAdmissionPolicyBinding": bound}
+    for kind, body in kinds.items():
+        made = {"apiVersion": ADMISSION, "kind": kind, "metadata": {"name": rack.name}, "spec": body}
+        await rack.api.create(f"/apis/{ADMISSION}/{PLURALS[kind]}", made)
+    try:
+        await until(lambda: refused(rack))
+        yield
+    finally:
+        for kind in reversed(kinds):
+            await rack.api.delete(f"/apis/{ADMISSION}/{PLURALS[kind]}/{rack.name}")
+
+
+async def refused(rack: Rack) -> bool:
+    """A request for that fabric is; one that is not is taken back at once, before the operator looks."""
+    try:
+        await rack.api.create(f"{REQUESTS}?dryRun=All", new_request(rack.model, f"{rack.name}-own", 1, {}))
+    except ApiError as error:
+        return "no quota is left" in error.message
+    return False
+
+
+def ada_and(name: str, **spec: object) -> tuple[Object, Object]:
+    """The Model that has the GPU that is there, and one that needs more."""
+    return model("ada", replicas={"min": 1, "max": 1}), model(name, **{"idleSeconds": 1, **spec})
+
+
+@pytest.mark.parametrize("how", ["never", "half", "rejects"])
+async def test_case_31_what_is_not_delivered_is_given_up_and_the_next_offer_serves(
+    racks: tuple[Rack, Rack], how: str
+) -> None:
+    broken, good = racks
+    gpus = 2 if how == "half" else 1
+    broken.cro.never = {broken.model} if how == "never" else ()
+    broken.cro.pool[broken.model] = 1 if how == "half" else 4
+    house = broken.house
+    house.write(*ada_and("bob", gpu={"count": gpus}), **settings(broken, good))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(asyncio.timeout(4 * WAIT_S_MAX))
+        await definitions.install_foreign(broken.api, "cro")
+        if how == "rejects":
+            await stack.enter_async_context(rejecting(broken))
+        await stack.enter_async_context(both_running(broken, good))
+        await broken.answered("ada")
+        await broken.answered("bob")
+        assert await online(good) == gpus
+        assert [one["spec"]["resource"]["size"] for one in await good.requests()] == [gpus], "once"
+        await until(lambda: nothing_of(broken), LATE_S)
+        await until(lambda: nothing_of(good))
+        assert broken.counts[-1] == good.counts[-1] == 0
+
+
+async def online(rack: Rack) -> int:
+    """GPUs of a fabric that are attached, and are to stay."""
+    there = [one for one in (await rack.api.get(RESOURCES))["items"] if one["spec"]["model"] == rack.model]
+    return sum(one["status"]["state"] == ONLINE and "deletionTimestamp" not in one["metadata"] for one in there)
+
+
+async def nothing_of(rack: Rack) -> bool:
+    """Neither requests nor resources for a fabric are left."""
+    left = (await rack.api.get(RESOURCES))["items"]
+    return not await rack.requests() and not any(one["spec"]["model"] == rack.model for one in left)
+
+
+async def test_case_31_where_nobody_delivers_calls_are_told_that_there_is_no_capacity(
+    racks: tuple[Rack, Rack],
+) -> None:
+    broken, _ = racks
+    broken.cro.never = {broken.model}
+    broken.house.write(model("bob"), **settings(broken))
+    broken.nodes = [broken.bare]
+    async with broken.running(), asyncio.timeout(3 * WAIT_S_MAX):
+        told = await chat(broken.house.session, broken.house.url, "bob", {"Prefer": "wait=500"})
+        assert (told.status, '"code": "no_capacity"' in told.said.replace('":"', '": "')) == (503, True), told
+        assert int(told.retry_after) > 0
+        await until(lambda: nothing_of(broken), LATE_S)
+        assert broken.counts == [0]
+
+
+async def test_case_31_what_comes_after_it_was_taken_back_goes_within_a_minute(racks: tuple[Rack, Rack]) -> None:
+    """Its Call leaves, and the order is withdrawn before the fabric has done anything; it delivers all the same."""
+    late, _ = racks
+    late.cro.late, late.cro.attach_s = True, 20.0
+    late.house.write(*ada_and("bob"), **settings(late))
+    async with late.running(), asyncio.timeout(3 * WAIT_S_MAX):
+        await late.answered("ada")
+        calling = asyncio.create_task(late.house.call("bob"))
+        await until(late.requests)
+        calling.cancel()
+        await until(lambda: taken_back(late))
+        assert late.counts == [0], "before it came"
+        await until(lambda: came(late))
+        await until(lambda: nothing_of(late), LATE_S)
+        assert late.counts == [0, 1, 0]
+        await late.answered("bob")
+
+
+async def taken_back(rack: Rack) -> bool:
+    """Nothing is asked for any more."""
+    return all(one["spec"]["resource"]["size"] == 0 for one in await rack.requests())
+
+
+async def came(rack: Rack) -> bool:
+    """A GPU did."""
+    return 1 in rack.counts
+
+
+# --- case 32 ----------------------------------------------------------------------------------------------------------
+
+
+class Pair:
+    """Two nodes with a GPU each, of which one is taken, and what was started on them."""
+
+    def __init__(self, house: House, api: Api, name: str, logs: Path) -> None:
+        self.house, self.api, self.starts = house, api, list[str]()
+        self.nodes = [
+            Node(api, f"{which}-{name}", next_number(), {GPU: "1"}, {"test": name}, logs, probe_period_s=0.05)
+            for which in ("a", "b")
+        ]
+        for node in self.nodes:
+            node.on_container = self._started(node.name)
+
+    def _started(self, node: str) -> Callable[[str, Container], None]:
+        return lambda pod, container: self.starts.append(node)
+
+    def model(self, name: str, *knobs: str) -> Object:
+        """One whose engine has those knobs."""
+        words = command("--host", "{host}", "--port", "{port}", "--name", "ada", *knobs)
+        return model("ada", command=words, pod={"nodeSelector": {"test": name}}, slots=1)
+
+    async def take(self, node: Node) -> None:
+        """Its spot machine is taken."""
+        taint = {"key": SPOT, "effect": "NoSchedule"}
+        await self.api.patch(f"/api/v1/nodes/{node.name}", {"spec": {"taints": [taint]}}, MERGE)
+
+
+@pytest.fixture
+def pair(house: House, api: Api, namespace: str, tmp_path: Path) -> Pair:
+    """See Pair."""
+    return Pair(house, api, namespace, tmp_path)
+
+
+async def test_case_32_a_node_that_is_taken_while_weights_load_costs_one_start_more(pair: Pair, namespace: str) -> None:
+    first, second = pair.nodes
+    house = pair.house
+    house.write(pair.model(namespace, "--start-delay", "6"))
+    async with first.running(), house.running(), asyncio.timeout(3 * WAIT_S_MAX):
+        calling = asyncio.create_task(house.call("ada"))
+        await until(lambda: begun(pair))
+        async with second.running():
+            await pair.take(first)
+            status, said = await calling
+            assert (status, "I am ada" in said) == (200, True), said
+            assert pair.starts == [first.name, second.name]
+
+
+async def begun(pair: Pair) -> bool:
+    """An engine was started."""
+    return bool(pair.starts)
+
+
+async def test_case_32_a_spot_node_that_is_taken_during_an_answer_drains_within_two_seconds(
+    pair: Pair, namespace: str
+) -> None:
+    first, second = pair.nodes
+    house, clock = pair.house, asyncio.get_running_loop().time
+    house.write(pair.model(namespace, "--tokens-per-s", "10", "--tokens", "80"))
+    async with first.running(), house.running(), asyncio.timeout(3 * WAIT_S_MAX):
+        calling = asyncio.create_task(house.call("ada"))
+        await until(lambda: has(house, "ready"))
+        await pair.take(first)
+        taken_s = clock()
+        await until(lambda: has(house, "draining"), DRAINS_S)
+        assert clock() - taken_s <= DRAINS_S
+        assert not calling.done()
+        async with second.running():
+            other = asyncio.create_task(house.call("ada"))
+            status, said = await calling
+            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 80)
+            assert (await other)[0] == 200
+            assert pair.starts == [first.name, second.name]
+
+
+async def has(house: House, state: str) -> bool:
+    """Whether a Replica of ada is in it."""
+    async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/models/ada") as answer:
+        return bool((await answer.json())["replicas"].get(state))
+
+
+# --- case 33 ----------------------------------------------------------------------------------------------------------
+
+
+async def test_case_33_nothing_is_detached_before_its_engine_has_ended(racks: tuple[Rack, Rack]) -> None:
+    """An engine that ignores its signal holds its memory until it is killed; meanwhile it is nobody's to detach."""
+    rack, _ = racks
+    alive: list[Container] = []
+    rack.bare.on_container = lambda pod, container: alive.append(container)
+    asked: list[bool] = []
+
+    def busy(node: str, uuid: str) -> bool:
+        asked.append(runs(alive))
+        return asked[-1]
+
+    rack.cro.busy = busy
+    words = command("--host", "{host}", "--port", "{port}", "--name", "bob", "--fail", "ignores-sigterm")
+    rack.house.write(*ada_and("bob", command=words), **settings(rack))
+    async with rack.running(), asyncio.timeout(3 * WAIT_S_MAX):
+        await rack.answered("ada")
+        await rack.answered("bob")
+        await until(lambda: nothing_of(rack))
+        assert asked
+        assert not any(asked), "nobody was on it when its detach began"
+        assert rack.counts == [0, 1, 0]
+
+
+def runs(containers: list[Container]) -> bool:
+    """Whether an engine does."""
+    return any(one.process is not None and one.process.returncode is None for one in containers)
+
+
+async def test_case_33_a_detach_that_hangs_stays_its_owners_and_is_not_asked_for_again_and_again(
+    racks: tuple[Rack, Rack],
+) -> None:
+    rack, _ = racks
+    hangs = [True]
+    rack.cro.busy = lambda node, uuid: hangs[0]
+    rack.house.write(*ada_and("bob"), **settings(rack))
+    async with rack.running(), asyncio.timeout(3 * WAIT_S_MAX):
+        await rack.answered("ada")
+        await rack.answered("bob")
+        await until(lambda: detaches(rack))
+        (before,) = await rack.requests()
+        await asyncio.sleep(30.0)
+        (after,) = await rack.requests()
+        for written in ("generation", "annotations"):
+            assert after["metadata"][written] == before["metadata"][written], "nobody asks again"
+        assert "it is being given back" in await rack.explained("bob")
+        async with rack.house.session.get(f"http://127.0.0.1:{rack.house.ops}/metrics") as answer:
+            assert 'pilotlight_leases{provider="rack0",state="leaving"} 1.0' in await answer.text()
+        await rack.answered("ada")
+        hangs[0] = False
+        await until(lambda: nothing_of(rack))
+        assert rack.counts == [0, 1, 0]
+
+
+async def detaches(rack: Rack) -> bool:
+    """The operator says what keeps it from that."""
+    found = (await rack.api.get(RESOURCES))["items"]
+    return any(one["spec"]["model"] == rack.model and one.get("status", {}).get("error") for one in found)
