@@ -1,0 +1,168 @@
+"""What goes wrong between us and a provider of capacity, in virtual time with all of the real code (issue "More
+capacity", Faults). What a Provider breaks of its own word is case 31 (`tests.sim.test_providers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from autoscaler.states import ReplicaState as S
+from tests.kit.fakeprovider import Fate
+from tests.sim.machine import Manners
+from tests.sim.rack import ATTACH_S, CLOUD_S, CloudTown, RackTown
+from tests.sim.stage import Stage, model, play
+from tests.sim.test_providers import GIVEN_UP_S, LONG, MODELS, cloud, crowded, leases, rack, replicas
+
+HOUR_S = 3600.0
+
+
+def test_fault_what_comes_to_another_node_is_used_there() -> None:
+    """It is listed where it is: whose Device is there counts, and it goes like any other."""
+
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        town.rack.fate = lambda order: Fate(after_s=ATTACH_S, commits_s=1.0, elsewhere="w9")
+        first = await crowded(stage)
+        second = town.call("b")
+        await stage.until(lambda: second.first_byte_s is not None, within_s=ATTACH_S + 300.0)
+        (there,) = replicas(stage, "b").values()
+        assert {one.partition("/")[0] for one in there.slices} == {"w9"}
+        assert await stage.answered([first, second]) == {"completed": 2}
+        assert (town.rack.orders, cloud(stage).orders) == (1, 0)
+        await stage.until(lambda: not town.rack.alive and not leases(stage), within_s=HOUR_S, step_s=1.0)
+
+    play(act, *MODELS, manners=LONG, kind=CloudTown)
+
+
+def test_fault_a_lost_reply_makes_no_second_order() -> None:
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        town.rack.fate = lambda order: Fate(after_s=ATTACH_S, commits_s=1.0, lost_reply=True)
+        first = await crowded(stage)
+        second = town.call("b")
+        await stage.until(lambda: second.first_byte_s is not None, within_s=ATTACH_S + 300.0)
+        assert await stage.answered([first, second]) == {"completed": 2}
+        assert len(town.rack.ever) == 1
+        assert not cloud(stage).ever
+        await stage.until(lambda: not town.rack.alive and not leases(stage), within_s=HOUR_S, step_s=1.0)
+
+    play(act, *MODELS, manners=LONG, kind=CloudTown)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_fault_a_provider_that_answers_with_garbage_is_passed_over_and_nothing_of_it_is_lost(comes: bool) -> None:
+    """It took the order and says nothing that can be read. What comes all the same is seen, and serves; else the next
+    Offer does. Nothing of it is given back before it can be read again.
+    """
+
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        town.rack.fate = lambda order: Fate(after_s=ATTACH_S, commits_s=1.0, never=not comes)
+        first = await crowded(stage)
+        town.rack.garbage = True
+        second = town.call("b")
+        await stage.until(lambda: second.first_byte_s is not None, within_s=GIVEN_UP_S + CLOUD_S)
+        assert (len(town.rack.ever), cloud(stage).orders) == (1, 0 if comes else 1)
+        assert await stage.answered([first, second]) == {"completed": 2}
+        town.rack.garbage = False
+        await stage.until(lambda: not town.rack.alive, within_s=HOUR_S, step_s=1.0)
+        await stage.until(lambda: not cloud(stage).alive and not leases(stage), within_s=HOUR_S, step_s=1.0)
+        assert len(town.rack.ever) == 1
+
+    play(act, *MODELS, manners=LONG, kind=CloudTown)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_fault_a_provider_that_is_away_for_an_hour_costs_neither_a_call_nor_a_lease(busy: bool) -> None:
+    """What it lent serves on, and is known and given back when it is there again; lacks meanwhile are another's."""
+
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        first = await crowded(stage)
+        second = town.call("b")
+        await stage.until(lambda: second.first_byte_s is not None, within_s=ATTACH_S + 300.0)
+        assert len(town.rack.alive) == 1
+        town.rack.away = True
+        if busy:
+            await asyncio.sleep(300.0)
+            assert await stage.answered([first, second]) == {"completed": 2}
+            assert await stage.answered([town.call("a"), town.call("b")]) == {"completed": 2}
+            assert town.rack.orders == 1, "what is here serves"
+        await asyncio.sleep(HOUR_S)
+        assert await stage.answered([town.call("a"), town.call("b"), town.call("c")]) == {"completed": 3}
+        assert town.rack.orders == 1
+        assert not town.rack.disturbed
+        town.rack.away = False
+        await stage.until(lambda: not town.rack.alive, within_s=HOUR_S, step_s=1.0)
+        await stage.until(lambda: not cloud(stage).alive and not leases(stage), within_s=HOUR_S, step_s=1.0)
+
+    play(act, *MODELS, model("c", residency_s=600.0), manners=LONG, kind=CloudTown)
+
+
+def test_fault_a_device_that_somebody_detaches_by_hand_is_noticed_and_another_is_ordered() -> None:
+    """While nobody is on it: its Lease is gone with the next lists, and the next surge has one of its own."""
+
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        first = await crowded(stage)
+        second = town.call("b")
+        assert await stage.answered([first, second]) == {"completed": 2}
+        await stage.until(lambda: stage.replicas("b") == 0, within_s=HOUR_S, step_s=1.0)
+        (held,) = town.rack.alive
+        town.rack.detach(held.order.id.name)
+        await stage.until(lambda: not leases(stage), within_s=120.0)
+        assert town.rack.releases == 0, "there is nothing to give back"
+        third = await crowded(stage)
+        fourth = town.call("b")
+        assert await stage.answered([third, fourth]) == {"completed": 2}
+        assert len(town.rack.ever) == 2
+        await stage.until(lambda: not town.rack.alive and not leases(stage), within_s=HOUR_S, step_s=1.0)
+
+    play(act, *MODELS, manners=Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0)), kind=RackTown)
+
+
+def test_fault_a_device_that_somebody_detaches_by_hand_under_a_replica_costs_its_call_one_error_and_no_more() -> None:
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        first = await crowded(stage)
+        second = town.call("b")
+        await stage.until(lambda: second.first_byte_s is not None, within_s=ATTACH_S + 300.0)
+        (old,) = replicas(stage, "b")
+        (held,) = town.rack.alive
+        town.rack.detach(held.order.id.name)
+        town.machine.kill(old)
+        await stage.until(lambda: bool(second.ended), within_s=60.0)
+        await stage.until(lambda: old not in replicas(stage, "b"), within_s=60.0)
+        third = town.call("b")
+        await stage.until(lambda: third.first_byte_s is not None, within_s=GIVEN_UP_S)
+        assert old not in third.served_by
+        assert await stage.answered([first, third]) == {"completed": 2}
+        assert len(town.rack.ever) == 2
+        await stage.until(lambda: not town.rack.alive and not leases(stage), within_s=HOUR_S, step_s=1.0)
+
+    play(act, *MODELS, manners=LONG, kind=RackTown, strict=False)
+
+
+def test_fault_a_node_that_is_gone_at_once_while_weights_load_costs_one_start_more() -> None:
+    """No notice came before it."""
+
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        town.rack.closed, town.rack.pool = "nothing is free", 0
+        first = await crowded(stage)
+        second = town.call("b")
+        await stage.until(lambda: any(one.state is S.STARTING for one in replicas(stage, "b").values()), 2 * CLOUD_S)
+        await asyncio.sleep(5.0)
+        (old,) = replicas(stage, "b")
+        (held,) = cloud(stage).alive
+        cloud(stage).detach(held.order.id.name)
+        town.machine.kill(old)
+        assert await stage.answered([second], within_s=2 * CLOUD_S + 300.0) == {"completed": 1}
+        assert stage.starts("b") == 2
+        assert cloud(stage).orders == 2
+        assert await stage.answered([first]) == {"completed": 1}
+
+    slow = Manners(start_s=(15.0, 15.0), serve_s=(50.0, 50.0))
+    play(act, *MODELS, manners=slow, kind=CloudTown, strict=False)
