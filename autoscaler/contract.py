@@ -174,6 +174,8 @@ class ModelRoute(Message, frozen=True):
     """For people and GET /v1/models: zero, starting, ready, draining or failed."""
     expected_wait_s: float | None = None
     """Time until a cold Call would be answered; None is unknown, and unknown never refuses."""
+    capacity_wait_s: float | None = None
+    """So long at least the capacity takes that it waits for: who gives up before is told. None: it waits for none."""
     phases_ms: dict[str, float] = {}
     """The last start's phases for Server-Timing, see `autoscaler.phases`."""
     others_wait: bool = False

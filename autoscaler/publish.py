@@ -9,7 +9,7 @@ Routes are withheld until the driver has listed what exists: a gateway must not 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import ceil, inf
+from math import ceil, floor, inf
 
 from autoscaler.actions import Unmet
 from autoscaler.catalogue import front_settings, model_entry, tenant_entry
@@ -126,6 +126,7 @@ def model_route(
         model=model,
         state=state,
         expected_wait_s=_expected_wait_s(state, replicas, history, now_s),
+        capacity_wait_s=None if state == "ready" else _capacity_wait_s(unmet.get(model)),
         phases_ms=last_phases_ms(replicas),
         others_wait=bool(load.waiting_at - {gateway}),
         refusal=None if state == "ready" else _refusal(history, _hopeless(world, unmet, model), now_s),
@@ -248,6 +249,13 @@ def _refusal(history: History, hopeless: Refusal | None, now_s: float) -> Refusa
         message = "The model failed to start (see `pilotlight explain model NAME`)."
         return Refusal(code="model_start_failed", message=message, retry_after_s=retry_s)
     return hopeless
+
+
+def _capacity_wait_s(missing: Unmet | None) -> float | None:
+    """Rounded down, so that nobody is refused whom it would serve in time, and to be told again rarely."""
+    if missing is None or missing.ready_s is None or missing.ready_s == inf:
+        return None
+    return floor(missing.ready_s / ESTIMATE_STEP_S) * ESTIMATE_STEP_S or None
 
 
 def _hopeless(world: World, unmet: Mapping[ModelName, Unmet], name: ModelName) -> Refusal | None:

@@ -105,6 +105,8 @@ class Desk:
         self.was_ready = self.part.ready
         if self.closed:
             self.refuse_parked(self.refusal, now_s, out)
+        else:
+            self._refuse_hasty(now_s, out)
         self.settle(now_s, out)
 
     def refusal(self) -> CallError:
@@ -133,6 +135,17 @@ class Desk:
                 call = line.first()
                 self._unpark(line, call, now_s)
                 self._refuse(line, call, error(), now_s, out)
+
+    def _refuse_hasty(self, now_s: float, out: list[Effect]) -> None:
+        """Those that give up before capacity comes, which the Model waits for."""
+        wait_s = self.part.capacity_wait_s(now_s)
+        if wait_s is None or not self.queue.waiting:
+            return
+        for line in self.queue.lines.values():
+            while (soonest_s := line.soonest_s()) is not None and soonest_s < now_s + wait_s:
+                call = line.soonest()
+                self._unpark(line, call, now_s)
+                self._refuse(line, call, self._late(call, now_s), now_s, out)
 
     # --- the life of a Call ---------------------------------------------------------------------------------
 
@@ -253,7 +266,8 @@ class Desk:
             error = errors.out_of_memory()
             self._count_cold(call, error.retry_after_s or RETRY_AFTER_S, now_s)
             return error
-        if call.deadline_s <= now_s or (expected_s is not None and call.deadline_s < now_s + expected_s):
+        comes_s = self.part.capacity_wait_s(now_s)
+        if call.deadline_s <= now_s or call.deadline_s < now_s + max(expected_s or 0.0, comes_s or 0.0):
             return self._late(call, now_s)
         if self.queue.full(call, _NO_ENTRY if self.entry is None else self.entry.queue):
             return errors.queue_full(_retry_after_s(expected_s))
@@ -263,9 +277,11 @@ class Desk:
         """The error of a Call whose deadline is reached or cannot be met; a cold one counts as demand."""
         if self.part.ready:
             return errors.deadline_reached(RETRY_AFTER_S)
-        expected_s = self.part.expected_wait_s(now_s)
-        retry_after_s = _retry_after_s(expected_s)
+        expected_s, comes_s = self.part.expected_wait_s(now_s), self.part.capacity_wait_s(now_s)
+        retry_after_s = _retry_after_s(expected_s if comes_s is None else comes_s)
         self._count_cold(call, retry_after_s, now_s)
+        if comes_s is not None:
+            return errors.capacity_comes(comes_s, retry_after_s)
         return errors.model_starting(expected_s, retry_after_s)
 
     def _count_cold(self, call: Call, retry_after_s: float, now_s: float) -> None:

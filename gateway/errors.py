@@ -180,6 +180,12 @@ def refused(code: str, message: str, retry_after_s: float) -> CallError:
     return CallError(503, code, message, retry_after_s=retry_after_s)
 
 
+def capacity_comes(wait_s: float, retry_after_s: float) -> CallError:
+    """503: the Model waits for more capacity, which comes after the deadline."""
+    message = f"more capacity for the model is on its way: in about {math.ceil(wait_s)} s"
+    return CallError(503, "no_capacity", message, retry_after_s=retry_after_s)
+
+
 def uninformed() -> CallError:
     """503: this gateway has just started and knows neither Models nor Tenants yet."""
     return CallError(503, "overloaded", "the gateway has just started; try again", retry_after_s=1.0)

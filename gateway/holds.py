@@ -107,6 +107,11 @@ class ModelRoutes:
             return expected_s
         return max(0.0, expected_s - (now_s - self.heard_s))
 
+    def capacity_wait_s(self, now_s: float) -> float | None:
+        """Time until more capacity is there, that a cold Model waits for; None: it waits for none, or nobody knows."""
+        wait_s = self.route.capacity_wait_s
+        return None if self.ready or wait_s is None else max(0.0, wait_s - (now_s - self.heard_s))
+
     def recount(self) -> None:
         """Derives what follows from the holds; to be called after any change but take and give."""
         ready = sorted((hold for hold in self.holds.values() if hold.ready), key=lambda hold: hold.replica)

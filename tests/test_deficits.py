@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler import deficits
-from autoscaler.actions import AcquireLease, Acted, Plan, StartReplica
+from autoscaler.actions import AcquireLease, Acted, Plan, ReleaseLease, StartReplica
 from autoscaler.deficits import ORDERS_MAX, SILENT_S, UNLISTED_S, WITHDRAW_S
 from autoscaler.hosts import Host
 from autoscaler.leases import (
@@ -156,6 +156,22 @@ def test_a_queue_that_cannot_say_when_is_asked_once_and_the_others_go_on() -> No
     other = told(after, ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),)))
     other = told(other, LeasesSeen(provider="rack", leases=(), began_s=T0))
     assert orders(plan(other, T0).actions) == [("rack", 1)]
+
+
+def test_a_request_that_is_open_for_three_days_is_one_and_another_rung_is_taken_as_soon_as_there_is_one() -> None:
+    queue = cloud("queue", expected_s=None, price_per_hour=0.1)
+    after, _ = acted(surge(queue))
+    for hour in range(1, 73):
+        now_s = T0 + 3600.0 * hour
+        fresh = told(waits(after, now_s), OffersSeen(provider="cloud", offers=(queue,)), now_s=now_s)
+        after = shown(fresh, now_s, "cloud", says="it is queued")
+        found = plan(after, now_s)
+        assert not [one for one in found.actions if isinstance(one, (AcquireLease, ReleaseLease))]
+        assert found.unmet[0].ready_s == inf, "no Call is parked for it"
+    assert len(after.capacity.leases) == 1
+    free = told(after, ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),)),
+                LeasesSeen(provider="rack", leases=(), began_s=now_s), now_s=now_s)  # fmt: skip
+    assert orders(plan(free, now_s).actions) == [("rack", 1)]
 
 
 # --- when nothing may be ordered --------------------------------------------------------------------------------------

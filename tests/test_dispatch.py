@@ -103,6 +103,28 @@ def test_deadlines_of_1_s_30_s_and_600_s_against_a_90_s_start() -> None:
     assert total.refused_cold == 2
 
 
+def test_who_gives_up_before_capacity_comes_is_told_so_at_once_parked_or_new() -> None:
+    """And who waits for so long waits. It counts down from when that was heard; a start that is known is as ever."""
+    script = Script()
+    script.arrive("c30", wait_s=30)
+    script.arrive("c600", wait_s=600)
+    assert script.say(capacity_s=300.0, expected_s=5.0) == ["refuse c30 no_capacity", "report"]
+    told = script.refused["c30"].error
+    assert told.message == "more capacity for the model is on its way: in about 300 s"
+    assert told.retry_after_s == min(300.0, MAX_RETRY_AFTER_S)
+    assert script.arrive("c200", wait_s=200) == ["refuse c200 no_capacity", "report"]
+    script.now_s = 150.0
+    assert script.arrive("d200", wait_s=200) == []
+    assert script.arrive("d100", wait_s=100) == ["refuse d100 no_capacity", "report"]
+    total = script.total()
+    assert total is not None
+    assert total.refused_cold == 3, "who is refused is demand"
+    script.now_s = 350.0
+    assert script.at(350.0) == ["refuse d200 no_capacity", "report"]
+    assert script.replica("r1", 1) == ["grant c600 r1"]
+    assert script.arrive("e10", wait_s=10) == ["report"], "where one serves, Calls wait as ever"
+
+
 def test_a_call_that_is_overdue_when_a_slot_comes_free_is_not_granted() -> None:
     script = Script()
     script.arrive("c1", wait_s=10)

@@ -120,6 +120,20 @@ def test_calls_that_would_give_up_before_capacity_comes_are_refused_with_when_it
     assert [route.refusal for route in ends.models] == [None]
 
 
+def test_gateways_are_told_how_long_capacity_takes_at_least_and_seldom_again() -> None:
+    """A Call that waits for less is refused there; of what nobody can say when, and of what serves, nothing is said."""
+    of = model("m")
+    coming = {M: Unmet(model=M, reason="rack brings one", ready_s=599.0)}
+    assert told(world([of]), unmet=coming).capacity_wait_s == 570.0
+    nearer = {M: Unmet(model=M, reason="rack brings one", ready_s=571.0)}
+    at = world([of])
+    assert publish.routes_delta(at, at, G1, T0, nearer, unmet_before=coming) is None
+    for ready_s in (None, inf, 29.0):
+        unmet = {M: Unmet(model=M, reason="", ready_s=ready_s)}
+        assert told(at, unmet=unmet).capacity_wait_s is None
+    assert told(world([of], replicas=[replica(of, "r")]), unmet=coming).capacity_wait_s is None
+
+
 def test_a_model_that_can_never_fit_is_refused_and_gateways_hear_when_that_begins_and_ends() -> None:
     at = world([model("m")])
     never = {M: Unmet(model=M, reason="needs 99Gi", never=True)}

@@ -133,12 +133,14 @@ class Script:
         expected_s: float | None = None,
         others_wait: bool = False,
         refusal: Refusal | None = None,
+        capacity_s: float | None = None,
         model: str = "llama",
     ) -> list[str]:
         """Routes say this of the Model as a whole."""
         route = ModelRoute(
-            model=ModelName(model), state=state, expected_wait_s=expected_s, others_wait=others_wait, refusal=refusal
-        )
+            model=ModelName(model), state=state, expected_wait_s=expected_s, others_wait=others_wait, refusal=refusal,
+            capacity_wait_s=capacity_s,
+        )  # fmt: skip
         return self.routes(RoutesDelta(epoch=0, version=0, models=(route,)))
 
     def routes(self, delta: RoutesDelta) -> list[str]:

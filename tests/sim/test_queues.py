@@ -1,0 +1,69 @@
+"""Requests that wait in a queue, and Calls that do not wait for them: in virtual time, all of the real code."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from autoscaler.leases import Offer
+from autoscaler.model import ReplicaRange
+from tests.kit.fakeprovider import Fate
+from tests.sim.machine import Manners
+from tests.sim.rack import ADDED, GIB, CloudTown
+from tests.sim.stage import Stage, model, play
+from tests.sim.test_providers import cloud, leases, now, rack
+
+OPEN_S = 900.0
+"""It stays open so long; three days are in tests that do not have to live through them (`tests/test_deficits.py`)."""
+QUICK = Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0))
+DWS = Offer(
+    provider="rack", name="dws", product="H100", memory_bytes=80 * GIB, many=4, bought="flex", price_per_hour=0.5,
+    expected_s=None,
+)  # fmt: skip
+"""A queue of a cloud: what it gives is the cheapest, and it cannot say when."""
+AT_ONCE_S = 1.0
+
+
+def test_a_request_that_stays_open_is_one_object_and_parks_no_call() -> None:
+    """Meanwhile other Models are served by other rungs, and who asks for this one is told at once."""
+
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        town.rack.could = (DWS,)
+        town.rack.fate = lambda order: Fate(after_s=OPEN_S, commits_s=OPEN_S)
+        await stage.until(lambda: town.rack.orders > 0 or bool(leases(stage)), within_s=120.0)
+        began_s = town.now()
+        while town.now() < began_s + OPEN_S - 200.0:
+            waits, first, second = town.call("big", wait_s=3600.0), town.call("a"), town.call("b")
+            await stage.until(lambda one=waits: bool(one.ended), within_s=AT_ONCE_S)  # type: ignore[misc]
+            assert await stage.answered([waits, first, second]) == {"no_capacity": 1, "completed": 2}
+            await asyncio.sleep(60.0)
+            assert town.rack.alive == town.rack.ever[:1], "what was asked for the others is taken back"
+        assert cloud(stage).ever, "another rung served meanwhile"
+        await stage.until(lambda: stage.replicas("big") == 1, within_s=OPEN_S, step_s=1.0)
+        assert await stage.answered([town.call("big")]) == {"completed": 1}
+        assert [(one.order.owner, one.phase) for one in town.rack.alive] == [("big", "here")]
+
+    big = model("big", memory_gib=60, residency_s=600.0)
+    big = replace(big, spec=replace(big.spec, replicas=ReplicaRange(min=1, max=1)))
+    play(act, model("a", residency_s=600.0), model("b", residency_s=600.0), big, manners=QUICK, kind=CloudTown)
+
+
+def test_calls_whose_deadline_capacity_cannot_meet_are_told_at_once_and_others_wait_for_it() -> None:
+    """Ten minutes is what is said of it, and a Model whose Calls may wait for so long waits."""
+
+    async def act(stage: Stage) -> None:
+        town = rack(stage)
+        town.rack.pool = 0
+        cloud(stage).could = (replace(ADDED, expected_s=600.0),)
+        cloud(stage).fate = lambda order: Fate(after_s=600.0, commits_s=1.0)
+        first = town.call("a")
+        await stage.until(lambda: first.first_byte_s is not None)
+        hasty = town.call("b", wait_s=60.0)
+        await stage.until(lambda: bool(hasty.ended), within_s=AT_ONCE_S)
+        assert await stage.answered([hasty]) == {"no_capacity": 1}
+        assert now(stage).capacity.leases, "it is ordered all the same"
+
+    slow = Manners(start_s=(1.0, 1.0), serve_s=(50.0, 50.0))
+    play(act, model("a", residency_s=600.0), model("b", residency_s=600.0), manners=slow, kind=CloudTown)
