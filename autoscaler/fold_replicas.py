@@ -26,6 +26,8 @@ from autoscaler.world import Drain, Placing, Replica
 
 LIVE = {Seen.STARTING: S.STARTING, Seen.READY: S.READY, Seen.UNREADY: S.UNREADY}
 """The state that a Replica with a process is in, as far as the driver can tell."""
+FOUND = {**LIVE, Seen.TAKEN: S.UNREADY, Seen.LEAVING: S.STOPPING}
+"""The same of one that was there before us."""
 UNDECIDED = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY})
 """What is seen is the state. In all others an order of ours is under way, and seeing a process changes nothing."""
 
@@ -116,7 +118,8 @@ def _stop(draft: Draft, action: StopReplica) -> None:
     before = _known(draft, action.replica)
     verb = "acknowledged" if before.state is S.DRAINING else "drop"
     _move(draft, before, replace(before, state=follow(before.state, verb)), verb, action.reason)
-    drained_idle = before.drain is not None and before.drain.victim_of is None and before.ready_s is not None
+    drain = before.drain
+    drained_idle = drain is not None and not drain.taken and drain.victim_of is None and before.ready_s is not None
     model = draft.world.models.get(before.model)
     load = draft.world.loads.get(before.model)
     if not drained_idle or model is None or model.spec.paused or (load is not None and load.waiting):
@@ -133,6 +136,8 @@ def seen(draft: Draft, seen: ReplicaSeen) -> None:
     if before is None:
         if seen.seen is not Seen.CLEAN:
             _adopt(draft, seen)
+            if seen.seen is Seen.TAKEN:
+                _is_taken(draft, draft.replicas.now[seen.id], seen.reason)
         return
     before = _facts(draft, before, seen)
     weighed(draft, before, seen.used_bytes)
@@ -143,6 +148,8 @@ def seen(draft: Draft, seen: ReplicaSeen) -> None:
         _exited(draft, before, seen.reason)
     elif seen.seen is Seen.LEAVING:
         _leaving(draft, before, seen.reason)
+    elif seen.seen is Seen.TAKEN:
+        _is_taken(draft, before, seen.reason)
     else:
         _exited(draft, before, seen.reason or "it vanished")
         _clean(draft, draft.replicas.now[seen.id], seen)
@@ -150,7 +157,7 @@ def seen(draft: Draft, seen: ReplicaSeen) -> None:
 
 def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
     """An engine that runs without our having started it: a leader before us did."""
-    ready = seen.seen in {Seen.READY, Seen.UNREADY}
+    ready = seen.seen in {Seen.READY, Seen.UNREADY, Seen.TAKEN}
     started_s = _started_s(draft, seen)
     after = Replica(
         id=seen.id,
@@ -162,7 +169,7 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
         compute_percent=seen.compute_percent,
         beside=seen.beside or NOTHING,
         slots=seen.slots,
-        state=S.STOPPING if seen.seen is Seen.LEAVING else LIVE.get(seen.seen, S.FAILED),
+        state=FOUND.get(seen.seen, S.FAILED),
         since_s=draft.now_s,
         created_s=draft.now_s if started_s is None else started_s,
         started_s=started_s,
@@ -269,8 +276,21 @@ def _leaving(draft: Draft, before: Replica, reason: str) -> None:
         _move(draft, before, replace(before, state=S.STOPPING), "seen", reason or "somebody else stops it")
 
 
+def _is_taken(draft: Draft, before: Replica, reason: str) -> None:
+    """Somebody else ends it, and gives it time: it drains as if that were ours, and is not taken back."""
+    reason = reason or "somebody else ends it"
+    if before.state is S.DRAINING and before.drain is not None:
+        draft.put_replica(replace(before, drain=replace(before.drain, taken=True)))
+    elif before.state in UNDECIDED:
+        drain = Drain(
+            since_s=draft.now_s, reason=reason, came_from=before.state, epoch=draft.world.epoch, version=draft.version,
+            taken=True,
+        )  # fmt: skip
+        _move(draft, before, replace(before, state=S.DRAINING, drain=drain), "seen", reason)
+
+
 def _exited(draft: Draft, before: Replica, reason: str) -> None:
-    if before.state is S.STOPPING:
+    if before.state is S.STOPPING or (before.drain is not None and before.drain.taken and before.state is S.DRAINING):
         _move(draft, before, replace(before, state=S.SCRUBBING), "seen", reason or "its process ended")
     elif before.state not in {S.SCRUBBING, S.FAILED}:
         _break(draft, before, "seen", reason or "its process ended")

@@ -23,6 +23,8 @@ API_VERSION = OURS + "v1alpha1"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 DO_NOT_DISRUPT, SAFE_TO_EVICT = "karpenter.sh/do-not-disrupt", "cluster-autoscaler.kubernetes.io/safe-to-evict"
 """Annotations of pods, by which who removes nodes waits for them."""
+QUEUE = "kueue.x-k8s.io/queue-name"
+"""A label: the LocalQueue of Kueue that lets a pod be scheduled, and may have it deleted for another's sake."""
 PLACE = OURS + "place"
 """A label of pods of ours that are no Replica's: the name of the Lease whose place each keeps until one's takes it."""
 

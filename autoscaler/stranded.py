@@ -50,7 +50,8 @@ def avoided(world: World, model: ModelName, now_s: float) -> tuple[NodeId, ...]:
 
 def left_for_good(replica: Replica) -> bool:
     """Whether it drains because it cannot be where it is: to take it back would help nobody."""
-    return replica.drain is not None and (replica.drain.stranded or replica.drain.crowded)
+    drain = replica.drain
+    return drain is not None and (drain.stranded or drain.crowded or drain.taken)
 
 
 def shunned(world: World, replica: Replica, now_s: float) -> dict[tuple[ModelName, NodeId], Shun]:

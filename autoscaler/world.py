@@ -130,6 +130,8 @@ class Drain(Fact, frozen=True):
     stranded: bool = False
     crowded: bool = False
     """More is on a Slice of its than that has (`autoscaler.crowded`)."""
+    taken: bool = False
+    """Somebody else ends it (a queue that gives its quota to another, an eviction): that is no failure of it."""
 
 
 class Move(Fact, frozen=True):

@@ -14,7 +14,7 @@ from autoscaler.capacity.kueue import KueuePlaces
 from autoscaler.capacity.provisioning import WAIT_MAX
 from autoscaler.capacity.server import Object
 from autoscaler.contract import ModelName
-from autoscaler.leases import Listed
+from autoscaler.leases import NO_MARKS, Listed
 from autoscaler.podspec import GPU
 from autoscaler.providers import Kueue, ProviderSettings
 from autoscaler.world import World
@@ -148,6 +148,24 @@ def test_who_waits_for_quota_is_told_so_and_comes_when_another_goes() -> None:
         assert waits.says == "it waits for quota (WaitingForQuota: insufficient unused quota)"
         await provider.release(release(order((await provider.offers())[0])))
         await rig.until_here(second)
+
+    rig.run(what())
+
+
+def test_who_finds_the_node_before_the_place_does_takes_it_with_its_quota() -> None:
+    """While the place waits for quota there is nothing to take."""
+    rig = KueueRig(gpus=1)
+
+    async def what() -> None:
+        rig.kueue.schedules = False
+        provider, first = await ordered(rig)
+        await rig.go_on()
+        _, second = await ordered(rig, 1)
+        await rig.go_on()
+        shown = {one.name: one for one in await provider.list()}
+        assert {one.phase for one in shown.values()} == {"coming"}
+        assert (shown[first].marks.instead, shown[first].marks.gates) == (first, (places.GATE,))
+        assert shown[second].marks == NO_MARKS
 
     rig.run(what())
 

@@ -128,6 +128,15 @@ async def test_a_mark_that_is_taken_away_is_made_again_and_the_pod_is_deleted() 
     assert server.asked == ["mark", "delete"] * 2
 
 
+@pytest.mark.parametrize(("lingers", "grace_s"), [(False, 5), (True, 1)])
+async def test_who_lingers_is_not_waited_for_once_its_end_was_ordered(lingers: bool, grace_s: int) -> None:
+    server = Server()
+    if lingers and server.pod is not None:
+        pods.linger(server.pod)
+    await orders(server).delete(server.one, 5.0)
+    assert server.graces == [grace_s]
+
+
 async def test_after_many_tries_it_is_tried_again_after_a_pause() -> None:
     server = Server(meddles=CONFLICTS_MAX + 3)
     await orders(server).delete(server.one, 5.0)

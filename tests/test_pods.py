@@ -313,6 +313,19 @@ def test_who_was_preempted_by_kueue_says_so() -> None:
     assert found.disrupted == "WorkloadEvictedDueToPreempted: for b"
 
 
+@pytest.mark.parametrize(("drains_s", "seconds"), [(600, 590), (12, 6), (1, 1)])
+def test_who_a_queue_may_take_away_hears_its_signal_when_most_of_its_grace_is_over(drains_s: int, seconds: int) -> None:
+    pod = manifest(model(f"drainSecondsMax: {drains_s}"))
+    before = pods.read(alive(pod))
+    pods.linger(pod)
+    assert pod["spec"]["terminationGracePeriodSeconds"] == drains_s
+    assert pod["spec"]["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": seconds}}}
+    after = pods.read(alive(pod))
+    assert before is not None
+    assert after is not None
+    assert (before.lingers, after.lingers) == (False, True)
+
+
 def test_a_pod_that_a_queue_has_not_let_go_is_kept_off_its_node() -> None:
     message = "Scheduling is blocked due to non-empty scheduling gates"
     said = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": message}

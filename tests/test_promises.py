@@ -42,9 +42,9 @@ LONG = settings(derandomize=True, deadline=None, max_examples=300)
 MAY_BE: dict[S, tuple[Seen, ...]] = {
     S.PENDING: (Seen.STARTING,),
     S.STARTING: (Seen.STARTING, Seen.READY, Seen.EXITED),
-    S.READY: (Seen.READY, Seen.UNREADY, Seen.EXITED),
-    S.UNREADY: (Seen.READY, Seen.EXITED),
-    S.DRAINING: (Seen.READY, Seen.EXITED),
+    S.READY: (Seen.READY, Seen.UNREADY, Seen.TAKEN, Seen.EXITED),
+    S.UNREADY: (Seen.READY, Seen.TAKEN, Seen.EXITED),
+    S.DRAINING: (Seen.READY, Seen.TAKEN, Seen.EXITED),
     S.FAILED: (Seen.EXITED,),
     S.STOPPING: (Seen.READY, Seen.EXITED),
     S.SCRUBBING: (Seen.EXITED, Seen.CLEAN),

@@ -28,10 +28,9 @@ from autoscaler.capacity.bookings import (
 from autoscaler.capacity.server import SAID_MAX, Object
 from autoscaler.contract import ModelName
 from autoscaler.leases import NO_MARKS, AcquireOrder, Listed, Marks, Offer
-from autoscaler.podspec import GPU, MANAGED_BY, OURS, PLACE
+from autoscaler.podspec import GPU, MANAGED_BY, OURS, PLACE, QUEUE
 
 API: Final = "kueue.x-k8s.io/v1beta2"
-QUEUE: Final = "kueue.x-k8s.io/queue-name"
 GROUP, COUNT = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
 GATE: Final = "kueue.x-k8s.io/admission"
 """Kueue's webhook puts it on pods, too; ours have it already, so that none runs past a Kueue that is away."""
@@ -137,7 +136,9 @@ def accepts(queue: Object | None) -> str:
 
 
 def listed(one: Place, workload: Object | None, queue: str) -> Listed:
-    """As a Lease. `workload`: of the pod that keeps the place; None: Kueue has made none yet."""
+    """As a Lease. `workload`: of the pod that keeps the place; None: Kueue has made none yet. What has its quota may be
+    taken by a Replica that finds the node before the pod does: else that would be there beside the quota.
+    """
     if one.leaving and one.kept:
         return _lease(one, "leaving")
     marks = Marks(
@@ -151,7 +152,7 @@ def listed(one: Place, workload: Object | None, queue: str) -> Listed:
         return _lease(one, "failed", says=lost)
     if one.node:
         return _lease(one, "here", node=one.node, marks=marks)
-    return _lease(one, "coming", says=_awaits(workload))
+    return _lease(one, "coming", marks=marks if _admitted(workload) else NO_MARKS, says=_awaits(workload))
 
 
 def _lost(workload: Object | None) -> str:
@@ -167,16 +168,22 @@ def _lost(workload: Object | None) -> str:
     return ""
 
 
+def _admitted(workload: Object | None) -> bool:
+    said = None if workload is None else _condition(workload, "Admitted")
+    return said is not None and said["status"] == "True"
+
+
 def _awaits(workload: Object | None) -> str:
     if workload is None:
         return "Kueue has not seen it yet"
-    quota, admitted = _condition(workload, "QuotaReserved"), _condition(workload, "Admitted")
+    quota = _condition(workload, "QuotaReserved")
     if quota is None or quota["status"] != "True":
         return f"it waits for quota ({_says(quota) or 'no reason was given'})"
-    if admitted is None or admitted["status"] != "True":
+    if not _admitted(workload):
         checks = workload.get("status", {}).get("admissionChecks") or ()
         open_ = [f"{one['name']}: {one.get('message') or one['state']}" for one in checks if one["state"] != "Ready"]
-        return f"it has quota, and waits for admission checks ({'; '.join(open_) or _says(admitted)})"[:SAID_MAX]
+        said = "; ".join(open_) or _says(_condition(workload, "Admitted"))
+        return f"it has quota, and waits for admission checks ({said})"[:SAID_MAX]
     return "it is admitted, and has no node yet"
 
 

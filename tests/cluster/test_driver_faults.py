@@ -271,10 +271,10 @@ async def test_a_pod_that_somebody_deletes_gets_no_more_calls_and_ends(scene: Sc
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "r1"},
                     "deleteOptions": {"gracePeriodSeconds": 2}}  # fmt: skip
         await scene.api.create(f"{scene.pods}/r1/eviction", eviction)
-        unready = await observed.until(one.id, Seen.UNREADY)
-        assert unready.reason.startswith("its pod is being deleted: EvictionByEvictionAPI")
+        taken = await observed.until(one.id, Seen.TAKEN)
+        assert taken.reason.startswith("its pod is being deleted: EvictionByEvictionAPI")
         await observed.until(one.id, Seen.CLEAN)
-        assert observed.words(one.id) == ["starting", "ready", "unready", "exited", "clean"]
+        assert observed.words(one.id) == ["starting", "ready", "taken", "exited", "clean"]
 
 
 async def test_a_lost_node_takes_its_replicas_with_it_and_what_it_held_is_not_clean(

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoscaler.capacity.places import API, GATE, GROUP, QUEUE
+from autoscaler.capacity.places import API, GATE, GROUP
 from autoscaler.capacity.server import Object, Server
-from autoscaler.podspec import GPU
+from autoscaler.podspec import GPU, QUEUE
 from tests.kit.objects import stamp
+
+KIND = "WorkloadEvictedDueToPreempted"
+PREEMPTED = "Preempted to accommodate a workload of another queue"
 
 
 @dataclass(eq=False)
@@ -60,7 +63,7 @@ class FakeKueue:
                 await self._make(name, pod)
             elif name in self.preempted:
                 await self._evict(name, pod)
-            else:
+            elif "deletionTimestamp" not in pod["metadata"]:  # else its quota is its own until it is gone
                 await self._admit(name, pod, pods)
 
     async def _make(self, name: str, pod: Object) -> None:
@@ -114,10 +117,15 @@ class FakeKueue:
                     return
 
     async def _evict(self, name: str, pod: Object) -> None:
-        """As Kueue was seen: the Workload says so, and its pods are deleted."""
-        await self._say(name, "Evicted", "Preempted", "Preempted to accommodate a workload of another queue")
+        """As Kueue was seen: the Workload says so, and its pods, which are told why, are deleted."""
+        await self._say(name, "Evicted", "Preempted", PREEMPTED)
+        await self._say(name, "Preempted", "InClusterQueue", PREEMPTED)
         if _ungated(pod):
-            await self.server.delete(f"{self.pods}/{pod['metadata']['name']}")
+            at = f"{self.pods}/{pod['metadata']['name']}"
+            told = {"type": "TerminationTarget", "status": "True", "reason": KIND, "message": PREEMPTED}
+            said = [*(pod.get("status", {}).get("conditions") or ()), {**told, "lastTransitionTime": self._now()}]
+            await self.server.patch(f"{at}/status", {"status": {"conditions": said}})
+            await self.server.delete(at)
             self.preempted.discard(name)
             self.began.pop(name, None)
 

@@ -305,7 +305,7 @@ class KubernetesDriver:
         if pod.drain:  # by a leader before us, who saw that no Call was on it
             self._see(pod, Seen.LEAVING, reason="it was being stopped")
         else:
-            self._see(pod, Seen.UNREADY, reason=f"its pod is being deleted: {pod.disrupted or 'somebody asked for it'}")
+            self._see(pod, Seen.TAKEN, reason=f"its pod is being deleted: {pod.disrupted or 'somebody asked for it'}")
 
     def _is_lost(self, node: str) -> bool:
         found = self._node(node)

@@ -16,7 +16,7 @@ from autoscaler.leases import Marks
 from autoscaler.model import Model
 from autoscaler.mounts import MOUNT, Found
 from autoscaler.nodewants import OWN, Laid, LaidAdapter
-from autoscaler.podspec import Pod
+from autoscaler.podspec import QUEUE, Pod
 from autoscaler.settings import Settings
 from autoscaler.sizing import given
 from autoscaler.world import Replica
@@ -71,6 +71,8 @@ class Making(NamedTuple):
             replica, model, launch, self.image(model), settings.pod, where, named, asks, seen and seen.pod
         )
         _mark(pod, replica.marks)
+        if QUEUE in pod["metadata"]["labels"]:
+            pods.linger(pod)
         if laid is not None:
             pod["metadata"]["annotations"] |= {pods.WEIGHTS: ",".join(laid.folders)} if laid.folders else {}
         return Made(pod, claims.wanted(replica, asks), seen.objects if seen is not None else ())

@@ -250,6 +250,8 @@ class Orders:
     async def _delete_very(self, pod: PodSeen, version: str | None, grace_s: int | None) -> bool:
         """Deletes this very pod (None: with its own grace); False where it is not any more what it was."""
         path = f"{self._path}/{pod.name}"
+        if pod.lingers and grace_s is not None:
+            grace_s = min(grace_s, pods.LINGERED_S)
         try:
             left = await self._api.delete(path, uid=pod.uid, version=version, grace_s=grace_s)
         except ApiError as error:

@@ -60,6 +60,12 @@ USER = 1000
 """Whom an engine runs as, unless `pod.securityContext` says otherwise: pod security `restricted` forbids root, which
 most images of engines would be."""
 
+SIGNALLED_S = 10
+"""Of a pod's grace, for its engine to end after its signal."""
+LINGERED_S = 1
+"""What a pod that lingers is given when no Call is on it any more: a kubelet counts whole seconds, and adds two after
+which it kills."""
+
 IMAGE_S_MAX = 60.0
 """An image that could not be pulled for so long, or a Secret that is not there, is a start that failed. A registry's
 hiccup is shorter; to be told of a name that is wrong, Calls should not wait longer."""
@@ -121,6 +127,8 @@ class PodSeen(NamedTuple):
     """Names of its ResourceClaims."""
     weights: tuple[str, ...] = ()
     """The Copies that it uses, folders below its node's store."""
+    lingers: bool = False
+    """See `linger`."""
 
     @property
     def claims_alone(self) -> bool:
@@ -191,6 +199,15 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
     if selector is not None or not replica.slices:
         like(pod["spec"], spec, {MANAGED_BY: WRITER, OURS + "model": label_of(replica.model)})
     return pod
+
+
+def linger(pod: Object) -> None:
+    """Who deletes it gives its Calls time: its engine hears of that only when most of its pod's grace is over, or when
+    a driver has it deleted sooner, which waits LINGERED_S.
+    """
+    grace_s: int = pod["spec"]["terminationGracePeriodSeconds"]
+    seconds = max(1, grace_s - min(SIGNALLED_S, grace_s // 2))
+    pod["spec"]["containers"][0]["lifecycle"] = {"preStop": {"sleep": {"seconds": seconds}}}
 
 
 def _notes(replica: Replica, model: Model, launch: Launch) -> dict[str, str]:
@@ -303,6 +320,7 @@ def read(pod: Object) -> PodSeen | None:
         float(pod["spec"].get("terminationGracePeriodSeconds", 30)), requested(pod["spec"]), table.held(notes),
         tuple(one.get("resourceClaimName", "") for one in pod["spec"].get("resourceClaims") or ()),
         tuple(filter(None, note("weights").split(","))),
+        any("preStop" in one.get("lifecycle", {}) for one in pod["spec"]["containers"] if one["name"] == ENGINE),
     )  # fmt: skip
 
 

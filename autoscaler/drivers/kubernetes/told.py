@@ -17,6 +17,8 @@ def is_news(told: ReplicaSeen, seen: Seen, waits: str) -> bool:
         return seen is Seen.CLEAN
     if told.seen is Seen.LEAVING:
         return seen in (Seen.EXITED, Seen.CLEAN)
+    if told.seen is Seen.TAKEN:
+        return seen in (Seen.LEAVING, Seen.EXITED, Seen.CLEAN)
     if told.seen in (Seen.READY, Seen.UNREADY) and seen is Seen.STARTING:
         return False
     return (told.seen, told.waits) != (seen, waits)

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 from tests.cluster.kubelet.probing import Prober
 
 Spec = dict[str, Any]
+AFTER_HOOK_S = 2.0
+"""Whatever is left of its grace after `preStop`, it has so long after its signal."""
 LASTED_S = 600.0
 """A container that ran so long begins its pauses anew."""
 _PR_SET_PDEATHSIG = 1
@@ -170,8 +172,10 @@ class Container:
         if self.process is None or self.process.returncode is not None:
             return
         over = asyncio.create_task(self.process.wait())
-        before_s = self.spec.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        before_s: float = self.spec.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         await self._over_within(over, time.monotonic() + before_s)
+        if before_s:
+            self._end_s = max(self._end_s, time.monotonic() + AFTER_HOOK_S)
         self.signal(signal.SIGTERM)
         await self._over_within(over, math.inf)
         self.signal(signal.SIGKILL)

@@ -1,0 +1,192 @@
+"""Kueue gives a Replica its place and takes it for another: the Replica drains, and then its quota is the other's.
+
+One autoscaler and one gateway as processes, a real API server, scheduler and pods; Kueue is played. It says Evicted on
+the Workload and deletes the pod, as the real one was seen to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from autoscaler.capacity import places
+from autoscaler.capacity.server import AnswerError
+from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.podspec import GPU, PLACE, QUEUE
+from pilotlight.objects import Objects
+from tests.cluster import definitions
+from tests.cluster.conftest import next_number
+from tests.cluster.house import House, model
+from tests.cluster.kubelet.container import Container
+from tests.cluster.kubelet.node import Node
+from tests.cluster.test_kueue import WORKLOADS
+from tests.kit.fake_process import command
+from tests.kit.fakekueue import KIND, PREEMPTED, FakeKueue
+from tests.kit.observed import WAIT_S_MAX
+
+TOKENS = 100
+RIVAL = "rival"
+
+
+class Queue:
+    """A LocalQueue with quota for one GPU, the node that it is of, and what runs there."""
+
+    def __init__(self, api: Api, house: House, namespace: str, logs: Path) -> None:
+        self.api, self.house, self.namespace = api, house, namespace
+        self.pods = f"/api/v1/namespaces/{namespace}/pods"
+        self.workloads = f"/apis/{places.API}/namespaces/{namespace}/workloads"
+        self.node = Node(
+            api, f"node-{namespace}", next_number(), {GPU: "1"}, {"test": namespace}, logs, probe_period_s=0.05
+        )
+        self.node.on_container = lambda pod, container: self.engines.update({pod: container})
+        self.engines: dict[str, Container] = {}
+        """Of all Replicas that ever were there, by their pods' names, and of the rival."""
+        clock = asyncio.get_running_loop().time
+        self.kueue = FakeKueue(Objects(api, api), namespace, clock, {self.node.name: 1}, schedules=False)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Kueue and the house; no node yet."""
+        await definitions.install_foreign(self.api, "kueue")
+        await self.api.apply(definitions.definition("workloads", "kueue.x-k8s.io"), WORKLOADS, "test")
+        queue = {"apiVersion": places.API, "kind": "LocalQueue", "metadata": {"name": "serving"},
+                 "spec": {"clusterQueue": "gpus"}}  # fmt: skip
+        await self.api.create(f"/apis/{places.API}/namespaces/{self.namespace}/localqueues", queue)
+        playing = asyncio.create_task(self._play())
+        try:
+            async with self.house.running():
+                yield
+        finally:
+            playing.cancel()
+            await asyncio.wait([playing])
+        assert playing.cancelled(), playing.exception()
+
+    async def _play(self) -> None:
+        while True:
+            with suppress(AnswerError):  # what it was about is gone, or another by now
+                await self.kueue.step()
+            await asyncio.sleep(0.05)
+
+    def settings(self) -> dict[str, object]:
+        """Nodes like ours, of that queue."""
+        kind = {"selector": {"test": self.namespace}, "device": {"model": "T4", "memory": "16Gi"}}
+        return {
+            "nodes": [kind],
+            "capacity": [{"name": "queue", "kueue": {"localQueue": "serving"}, "expectedSeconds": 60}],
+        }
+
+    async def queued(self) -> list[Object]:
+        """Pods of the queue, the rival aside."""
+        found: list[Object] = (await self.api.get(self.pods, labelSelector=QUEUE))["items"]
+        return [one for one in found if one["metadata"]["name"] != RIVAL]
+
+    async def place(self) -> Object:
+        """The pod that keeps one, once Kueue has let it go."""
+        while True:
+            for one in await self.queued():
+                if PLACE in one["metadata"]["labels"] and not one["spec"].get("schedulingGates"):
+                    return one
+            await asyncio.sleep(0.05)
+
+    async def replica(self) -> Object:
+        """The pod of the only one that stays."""
+        there = (await self.api.get(self.pods, labelSelector="pilotlight.dev/model=ada"))["items"]
+        (found,) = [one for one in there if "deletionTimestamp" not in one["metadata"]]
+        assert isinstance(found, dict)
+        return found
+
+    async def compete(self) -> None:
+        """Somebody else of the queue wants its GPU."""
+        container = {
+            "name": "a", "image": "a", "command": ["sleep", "600"], "resources": {"limits": {GPU: "1"}}
+        }  # fmt: skip
+        await self.api.create(self.pods, {
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": RIVAL, "labels": {QUEUE: "serving"}},
+            "spec": {
+                "containers": [container], "schedulingGates": [{"name": places.GATE}],
+                "nodeSelector": {"test": self.namespace}, "terminationGracePeriodSeconds": 1,
+            },
+        })  # fmt: skip
+
+    async def says(self, pod: str) -> dict[str, str]:
+        """Of its Workload: conditions that hold -> why."""
+        found = await self.api.get(f"{self.workloads}/pod-{pod}")
+        return {one["type"]: one["reason"] for one in found["status"]["conditions"] if one["status"] == "True"}
+
+
+@pytest.fixture
+async def queue(api: Api, house: House, namespace: str, tmp_path: Path) -> Queue:
+    """See Queue."""
+    return Queue(api, house, namespace, tmp_path)
+
+
+async def streamed(house: House, began: asyncio.Event) -> list[str]:
+    """The events of one streamed answer. `began`: is set with the first."""
+    body = {"model": "ada", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    events: list[str] = []
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with house.session.post(f"{house.url}/v1/chat/completions", json=body, timeout=timeout) as answer:
+        assert answer.status == 200, await answer.text()
+        async for line in answer.content:
+            if line.startswith(b"data: "):
+                events.append(line.decode().removeprefix("data: ").strip())
+                began.set()
+    return events
+
+
+def whole(events: list[str]) -> bool:
+    """All tokens came, and the end."""
+    return events[-1] == "[DONE]" and sum('"content"' in one for one in events) >= TOKENS
+
+
+async def test_a_replica_whose_quota_kueue_gives_to_another_ends_its_stream_first(queue: Queue) -> None:
+    words = command("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10",
+                    "--tokens", str(TOKENS))  # fmt: skip
+    house = queue.house
+    house.write(model("ada", command=words, slots=1, idleSeconds=1), **queue.settings())
+    async with queue.running(), asyncio.timeout(6 * WAIT_S_MAX), asyncio.TaskGroup() as tasks:
+        began = asyncio.Event()
+        first = tasks.create_task(streamed(house, began))
+        await queue.place()
+        while "it is admitted, and has no node yet" not in await told(house):
+            await asyncio.sleep(0.05)
+        async with queue.node.running():
+            await began.wait()
+            pod = await queue.replica()
+            name = pod["metadata"]["name"]
+            await queue.compete()
+            queue.kueue.preempted.add(f"pod-{name}")
+            while "deletionTimestamp" not in (await queue.api.get(f"{queue.pods}/{name}"))["metadata"]:
+                await asyncio.sleep(0.02)
+            said = await queue.says(name)
+            assert (said["Evicted"], said["Preempted"]) == ("Preempted", "InClusterQueue")
+            assert not first.done()
+            again = asyncio.Event()
+            second = tasks.create_task(streamed(house, again))
+            while f"{KIND}: {PREEMPTED}" not in await told(house):
+                await asyncio.sleep(0.05)
+            gated = (await queue.api.get(f"{queue.pods}/{RIVAL}"))["spec"]["schedulingGates"]
+            assert [one["name"] for one in gated] == [places.GATE], "its quota is the Replica's until that has gone"
+            assert whole(await first)
+            while RIVAL not in queue.engines:
+                await asyncio.sleep(0.05)
+            process = queue.engines[name].process
+            assert process is not None
+            assert process.returncode is not None, "within seconds of its last Call, though its pod had ten minutes"
+            assert not again.is_set(), "the next waits for quota"
+            await queue.api.delete(f"{queue.pods}/{RIVAL}")
+            assert whole(await second)
+            assert len([one for one in queue.engines if one.startswith("ada-")]) == 2, "another Replica gave it"
+            while await queue.queued() or (await queue.api.get(queue.workloads))["items"]:
+                await asyncio.sleep(0.05)
+
+
+async def told(house: House) -> str:
+    """What `explain model ada` says."""
+    async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/explain/model/ada") as answer:
+        return await answer.text()

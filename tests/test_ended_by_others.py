@@ -1,0 +1,52 @@
+"""Replicas whose pods somebody else deletes: they drain, another is wanted, and nothing of it counts as a failure."""
+
+from __future__ import annotations
+
+from autoscaler.actions import DrainReplica, ReviveReplica, StartReplica
+from autoscaler.observations import Seen
+from autoscaler.plan import plan
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import History
+from tests.kit.folding import DOC, M, R, after, moved, seen
+from tests.kit.worlds import T0, device, gateway, level, replica, world
+
+
+def test_who_is_taken_drains_is_not_revived_and_has_not_failed() -> None:
+    at = world(
+        [DOC], [device()], replicas=[replica(DOC, "r", state=S.READY)], gateways=[gateway(levels=[level("m", 1)])]
+    )
+    at, moves = after(at, seen(Seen.TAKEN, reason="its pod is being deleted: Preempted"))
+    assert moved(moves) == ["ready --seen--> draining"]
+    drain = at.replicas[R].drain
+    assert drain is not None
+    assert (drain.reason, drain.taken, drain.version) == ("its pod is being deleted: Preempted", True, at.version)
+    assert not [one for one in plan(at, T0).actions if isinstance(one, ReviveReplica)]
+    at, moves = after(at, seen(Seen.TAKEN, reason="again"), seen(Seen.EXITED), now_s=T0 + 1.0)
+    assert moved(moves) == ["draining --seen--> scrubbing"]
+    assert not at.histories.get(M, History()).failure
+
+
+def test_who_drains_already_and_is_taken_is_not_revived_any_more() -> None:
+    at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.READY)])
+    at, _ = after(at, DrainReplica(replica=R, reason="idle"))
+    at, moves = after(at, seen(Seen.TAKEN))
+    assert moves == ()
+    drain = at.replicas[R].drain
+    assert drain is not None
+    assert (drain.reason, drain.taken) == ("idle", True)
+
+
+def test_who_is_found_while_it_is_taken_drains() -> None:
+    at, moves = after(world([DOC], [device()]), seen(Seen.TAKEN))
+    assert at.replicas[R].state is S.DRAINING
+    assert moved(moves) == ["None --seen--> unready", "unready --seen--> draining"]
+
+
+def test_where_one_is_taken_another_is_wanted() -> None:
+    """It does not count as one that is there."""
+    at = world(
+        [DOC], [device()], replicas=[replica(DOC, "r", state=S.READY)], gateways=[gateway(levels=[level("m", 1)])]
+    )  # fmt: skip
+    assert not [one for one in plan(at, T0).actions if isinstance(one, StartReplica)]
+    at, _ = after(at, seen(Seen.TAKEN))
+    assert len([one for one in plan(at, T0).actions if isinstance(one, StartReplica)]) == 1
