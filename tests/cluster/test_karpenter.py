@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import uuid
 from collections.abc import Coroutine, Iterator
+from datetime import datetime
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 
@@ -218,3 +220,78 @@ async def test_a_node_that_karpenter_takes_during_an_answer_goes_when_that_is_wh
             assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 80)
             while claim["metadata"]["uid"] in [one["metadata"]["uid"] for one in await machines.claims()]:
                 await asyncio.sleep(0.05)
+
+
+async def blocked(api: Api, claim: str) -> bool:
+    """Whether Karpenter would have disrupted a node of its, and says what keeps it from that."""
+    found = (await api.get("/api/v1/events", fieldSelector=f"involvedObject.name={claim}"))["items"]
+    return any(one["reason"] == "DisruptionBlocked" and "do-not-disrupt" in one["message"] for one in found)
+
+
+async def test_fault_a_consolidation_during_a_stream_waits_for_it(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """Karpenter may take at once what is empty or hardly used: neither before its Replica is there nor during a Call
+    does it, and afterwards the node is gone.
+    """
+    knobs = ("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10", "--tokens", "600")
+    there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}, "slots": 1}
+    eager = {"consolidationPolicy": "WhenEmptyOrUnderutilized", "consolidateAfter": "0s"}
+    async with Machines(api, namespace, tmp_path).pooled(limits={GPU: "9"}, disruption=eager) as machines:
+        house.write(model("ada", command=command(*knobs), idleSeconds=1, **there), **settings(namespace))
+        async with house.running(), asyncio.timeout(WAIT_S_MAX * 4):
+            calling = asyncio.create_task(house.call("ada"))
+            while not await ready(house):
+                await asyncio.sleep(0.05)
+            (claim,) = await machines.claims()
+            while not await blocked(api, claim["metadata"]["name"]):
+                assert not calling.done(), "it was to be looked at within a minute, every ten seconds"
+                await asyncio.sleep(0.05)
+            status, said = await calling
+            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 600)
+            assert len(machines.ever) == 1, "one node served it from its beginning to its end"
+            while await machines.claims():
+                await asyncio.sleep(0.05)
+
+
+EXPIRES_S = 120.0
+
+
+def unix_s(moment: str) -> float:
+    """Of a moment as objects have it."""
+    return datetime.fromisoformat(moment).timestamp()
+
+
+async def test_a_node_that_expires_is_replaced_and_left_before_it_does(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """Its NodePool's `expireAfter` is the end of the Lease: another node comes ahead of it, and a Call that runs then
+    ends where it is.
+    """
+    knobs = ("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10", "--tokens", "150")
+    there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}, "slots": 1}
+    async with Machines(api, namespace, tmp_path).pooled(limits={GPU: "9"}) as machines:
+        expires = {"spec": {"template": {"spec": {"expireAfter": f"{EXPIRES_S:.0f}s"}}}}
+        await api.patch(f"{POOLS}/{namespace}", expires)
+        house.write(
+            model("ada", command=command(*knobs), replicas={"min": 1, "max": 2}, **there), **settings(namespace)
+        )
+        async with house.running(), asyncio.timeout(WAIT_S_MAX * 5):
+            while not await ready(house):
+                await asyncio.sleep(0.05)
+            (first,) = await machines.claims()
+            assert first["spec"]["expireAfter"] == f"{EXPIRES_S:.0f}s"
+            ends_s = unix_s(first["metadata"]["creationTimestamp"]) + EXPIRES_S
+            while time.time() < ends_s - EXPIRES_S * 0.3:  # a successor is ordered when a quarter of it is left
+                await asyncio.sleep(0.05)
+            assert len(machines.ever) == 1
+            calling = asyncio.create_task(house.call("ada"))
+            while len(machines.ever) < 2:
+                await asyncio.sleep(0.05)
+            assert time.time() < ends_s
+            status, said = await calling
+            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 150)
+            while machines.ever[0] in await nodes_of(api, namespace):
+                await asyncio.sleep(0.05)
+            assert time.time() < ends_s, "nothing of it is there when Karpenter takes it"
+            assert machines.ever[1] in await nodes_of(api, namespace)
