@@ -1,0 +1,69 @@
+"""What the ledger asks of a plan: each question once, and no plan more than the orders take."""
+
+from __future__ import annotations
+
+from typing import Any  # what a patched function is given is passed on
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler import deficits
+from autoscaler.deficits import ORDERS_MAX
+from autoscaler.leases import AcquireOrder, Offer, ReleaseOrder
+from autoscaler.loop import Loop
+from autoscaler.model import Gpu
+from autoscaler.packing import Want
+from autoscaler.plan import plan
+from autoscaler.tryout import Ground, devices_for
+from tests.kit.offered import offer, offered, orders, surge
+from tests.kit.steps import IdleDriver
+from tests.kit.worlds import T0, device, gateway, level, model, world
+
+
+def test_a_question_is_asked_once_in_a_plan_however_many_lack_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def counted(ground: Ground, want: Want, of: Offer) -> int | None:
+        asked.append(of.name)
+        return devices_for(ground, want, of)
+
+    monkeypatch.setattr("autoscaler.deficits.devices_for", counted)
+    tiny = [offer(name=f"n{number}", node=f"n{number}", product="T4") for number in range(3)]
+    choosy = model("a", 16, high=4, slots=1, gpu=Gpu(models=("*h100*",)))
+    begin = surge(*tiny, waiting=4)
+    assert not orders(plan(replace(begin, models={choosy.name: choosy}), T0).actions)
+    assert sorted(asked) == ["n0", "n1", "n2"]
+
+
+class Orders:
+    """A Supplier that remembers."""
+
+    def __init__(self) -> None:
+        self.acquired: list[str] = []
+
+    def acquire(self, order: AcquireOrder) -> None:
+        self.acquired.append(order.owner)
+
+    def release(self, order: ReleaseOrder) -> None:
+        raise AssertionError(order)
+
+
+@pytest.mark.parametrize(("many", "plans"), [(1, 1), (ORDERS_MAX - 1, 1), (ORDERS_MAX + 1, 2)])
+def test_all_that_is_lacking_is_ordered_in_one_step_with_no_plan_more_than_that_takes(
+    monkeypatch: pytest.MonkeyPatch, many: int, plans: int
+) -> None:
+    names = [f"m{number:02}" for number in range(many)]
+    told_ = gateway(levels=[level(name, 1, wait_s=60.0) for name in names])
+    models = [model(name, 16, high=1) for name in names]
+    begin = world(models, [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
+    settled: list[int] = []
+
+    def counted(*given: Any) -> deficits.Found:
+        settled.append(1)
+        return settle(*given)
+
+    settle = deficits.settle
+    monkeypatch.setattr(deficits, "settle", counted)
+    sent = Orders()
+    Loop(offered(begin, offer(devices_max=many, shared=False)), IdleDriver(), lambda: T0, supplier=sent).step()
+    assert (sorted(sent.acquired), len(settled)) == (names, plans)
