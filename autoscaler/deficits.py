@@ -17,11 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from autoscaler.actions import AcquireLease, ReleaseLease
 from autoscaler.ahead import floor
 from autoscaler.alike import Answers
+from autoscaler.awaited import is_claims
 from autoscaler.contract import ModelName
 from autoscaler.delivery import NO_LEARNT, Expected, expected, keep_s
 from autoscaler.drain import complete
@@ -30,12 +29,13 @@ from autoscaler.groups import on_their_way
 from autoscaler.ladder import Chosen, Rung, climb, first, rung
 from autoscaler.leased import beside, hindered, slices_of
 from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId, ReleaseOrder, next_name
-from autoscaler.model import Auto
 from autoscaler.nodefabric import failed
 from autoscaler.operators import detached
 from autoscaler.packer import order
 from autoscaler.packing import Force, Missing, Packing, Want
-from autoscaler.settings import Settings
+from autoscaler.pledges import CLAIM_S, Pledge, pledge
+from autoscaler.providers import keeps
+from autoscaler.remaining import SILENT, barred, heard, left
 from autoscaler.tryout import Ground, covered, devices_for, fewest
 from autoscaler.words import seconds
 from autoscaler.world import Replica, World
@@ -48,8 +48,6 @@ ORDERS_MAX = 8
 """In one Plan; the next orders more."""
 UNLISTED_S = 60.0
 """A provider that says nothing to a new leader may have anything on its way; so long nothing is ordered elsewhere."""
-SILENT_S = 180.0
-"""Nothing is ordered of a provider that has said nothing for so long, and what it offered longer ago does not count."""
 DUE_FACTOR, DUE_S = 3.0, (30.0, 3600.0)
 """A Lease is given up after so many times its 95th percentile, within these; one in a queue is not."""
 WITHDRAW_S = 10.0
@@ -62,7 +60,6 @@ RETRY_S = (10.0, 60.0)
 """From one order to give back to the next, twice as long each time."""
 
 
-GONE = "what was offered was ordered meanwhile"
 FORCED = "; it does not go, so it is detached by force"
 
 
@@ -101,7 +98,8 @@ class _Ledger:
         ground = self.ground
         self.others = {one.id: one for one in on_their_way(self.world, self.now_s)}
         """What somebody else's machines bring: waited for, and never given back."""
-        coming = [one for one in (*self.capacity.leases.values(), *self.others.values()) if one.coming(self.now_s)]
+        there = (*self.capacity.leases.values(), *self.others.values())
+        coming = [one for one in there if one.coming(self.now_s) and not is_claims(one.owner)]
         coming.sort(key=lambda one: (one.asked_s + self._expected(one.offer).p50_s, one.id))
         queued = {one.id for one in coming if self._expected(one.offer).p50_s == inf}
         self.queued = covered(ground, self.wants, [one for one in coming if one.id in queued])
@@ -113,6 +111,8 @@ class _Ledger:
         self._of: dict[OfferId, list[Lease]] = {}
         for lease in self.leases.values():
             self._of.setdefault(lease.offer.id, []).append(lease)
+        self.pledged: set[LeaseId] = set()
+        """What claims wait for."""
         self.said: dict[Want, str] = {}
         self.asked: set[Want] = set()
         """Who has something in a queue from this Plan on."""
@@ -131,6 +131,8 @@ class _Ledger:
 
     def settled(self) -> Found:
         """All of it."""
+        pledges = [pledge(one, self.world, self.leases.values(), self.now_s) for one in self.capacity.awaited]
+        self.pledged = {one.lease.id for one in pledges if one.lease is not None}
         self.asks = not self._may_order()
         if not self.asks:
             self._order()
@@ -156,6 +158,8 @@ class _Ledger:
                     due_s=lease.due_s, hedge=lease.hedge,
                 )  # fmt: skip
                 self.orders.append(AcquireLease(order=again, reason="nobody has seen it: the order may be lost"))
+        for awaited in self.capacity.awaited:
+            self._pledge(pledge(awaited, self.world, self.leases.values(), self.now_s))
         for want in self.wants:
             if want in self.got or len(self.orders) >= ORDERS_MAX:
                 continue
@@ -165,6 +169,13 @@ class _Ledger:
             else:
                 self._take(want, chosen)
 
+    def _pledge(self, one: Pledge) -> None:
+        """The scheduler gave it to a claim: that goes before what is merely lacked."""
+        if one.offer is not None and len(self.orders) < ORDERS_MAX:
+            awaited = one.awaited
+            reason = f"claim {awaited.namespace}/{awaited.name} was given what could be attached"
+            self._make(awaited.owner, one.offer, len(awaited.devices), self._expected(one.offer), reason)
+
     def _lost(self, lease: Lease) -> bool:
         due_s = lease.sent_s + REORDER_S
         waits = lease.listed is None and lease.coming(self.now_s)
@@ -173,23 +184,23 @@ class _Ledger:
     def judged(self, want: Want) -> Iterator[tuple[Offer, Rung | str]]:
         """Every Offer: as a Rung, or why it would not do now."""
         deadline_s = deadline(self.world, want.model, self.now_s) - self.now_s
-        for offer, left in self._open(want):
-            if isinstance(left, str):
-                yield offer, left
+        for offer, rest in self._open(want):
+            if isinstance(rest, str):
+                yield offer, rest
             else:
-                found = self._tried_rung(want, left, self._rung(want, offer, fewest(want, left), deadline_s))
+                found = self._tried_rung(want, rest, self._rung(want, offer, fewest(want, rest), deadline_s))
                 yield offer, found or "it would not have room there"
 
     def _rungs(self, want: Want) -> Iterator[Rung]:
         """Those that would do now, the best first."""
         deadline_s = deadline(self.world, want.model, self.now_s) - self.now_s
-        left = {offer.id: (offer, rest) for offer, rest in self._open(want) if not isinstance(rest, str)}
-        hopeful = (self._rung(want, offer, fewest(want, rest), deadline_s) for offer, rest in left.values())
-        return climb(hopeful, lambda one: self._tried_rung(want, left[one.offer.id][1], one))
+        open_ = {offer.id: (offer, rest) for offer, rest in self._open(want) if not isinstance(rest, str)}
+        hopeful = (self._rung(want, offer, fewest(want, rest), deadline_s) for offer, rest in open_.values())
+        return climb(hopeful, lambda one: self._tried_rung(want, open_[one.offer.id][1], one))
 
-    def _tried_rung(self, want: Want, left: Offer, hopeful: Rung) -> Rung | None:
+    def _tried_rung(self, want: Want, rest: Offer, hopeful: Rung) -> Rung | None:
         """With as many Devices as do; None: no number does."""
-        many = self._devices(want, left)
+        many = self._devices(want, rest)
         return None if many is None else hopeful._replace(devices=many)
 
     def _rung(self, want: Want, offer: Offer, devices: int, deadline_s: float) -> Rung:
@@ -198,10 +209,9 @@ class _Ledger:
     def _open(self, want: Want) -> Iterator[tuple[Offer, Offer | str]]:
         """Every Offer, with what can be had of it, or why nothing."""
         for provider in sorted(self.capacity.offers):
-            said_s = min(self.capacity.offered_s[provider], self.capacity.listed_s.get(provider, -inf))
             for offer in sorted(self.capacity.offers[provider], key=lambda one: one.name):
-                if self.now_s >= said_s + SILENT_S:
-                    yield offer, "its provider has said nothing for a while"
+                if not heard(self.capacity, provider, self.now_s):
+                    yield offer, SILENT
                 elif want in self.queued and self._expected(offer).p50_s == inf:
                     yield offer, "one of that kind waits in a queue for it"
                 else:
@@ -218,62 +228,56 @@ class _Ledger:
 
     def _left(self, offer: Offer) -> Offer | str:
         """What of it can still be had, or why nothing: what was ordered since it was offered is not in it any more."""
-        barred = self.capacity.barred.get(offer.id)
-        if barred is not None and self.now_s < barred.until_s:
-            self.later(barred.until_s)
-            return f"{barred.why}; it is left alone for {seconds(barred.until_s - self.now_s)}"
-        ordered = self._of.get(offer.id, ())
-        if any(self._lapsed(one) for one in ordered):
-            return "what was ordered of it did not come; it is left alone for a while"
-        said_s = self.capacity.offered_s[offer.provider]
-        since = [one for one in ordered if one.asked_s >= said_s]
-        if not offer.node:
-            return offer if len(since) < offer.many else GONE
-        rest = offer.devices_max - sum(one.devices for one in since)
-        return replace(offer, devices_max=rest) if rest >= offer.devices_min else GONE
-
-    def _lapsed(self, lease: Lease) -> bool:
-        """It should have come, and is given up in this Plan."""
-        return lease.here_s is None and not lease.leaving and not lease.coming(self.now_s)
+        if (bar := barred(self.capacity, offer.id, self.now_s)) is not None:
+            self.later(bar.until_s)
+        return left(self.capacity, self._of.get(offer.id, ()), offer, self.now_s)
 
     def _take(self, want: Want, chosen: Chosen) -> None:
         for one, hedge in ((chosen.rung, False), (chosen.beside, True)):
             if one is None:
                 continue
-            name = next_name(want.model, {id.name for id in self.leases})
-            due_s = self.now_s + due_after_s(one)
-            made = AcquireOrder(
-                id=LeaseId(one.offer.provider, name), offer=one.offer, devices=one.devices, owner=want.model,
-                epoch=self.world.epoch, due_s=due_s, hedge=hedge,
-            )  # fmt: skip
-            lease = Lease(
-                id=made.id, offer=made.offer, devices=made.devices, owner=made.owner, epoch=made.epoch, hedge=hedge,
-                asked_s=self.now_s, sent_s=self.now_s, due_s=due_s,
-            )  # fmt: skip
-            self.leases[made.id] = lease
-            self._of.setdefault(lease.offer.id, []).append(lease)
-            self.orders.append(AcquireLease(order=made, reason=f"{want.reason}: {one.says()}"))
+            reason = f"{want.reason}: {one.says()}"
+            made = self._make(want.model, one.offer, one.devices, one.expected, reason, hedge=hedge)
             if one.expected.p50_s == inf:
                 self.said[want] = f"{one.offer.provider} was asked, and cannot say when"
                 self.asked.add(want)
             elif not hedge:
                 self.got[want] = made.id
                 rest = [each for each in self.wants if each not in self.got]
-                self.got |= covered(self.ground, [want, *rest], [lease])
+                self.got |= covered(self.ground, [want, *rest], [made])
+
+    def _make(
+        self, owner: ModelName, offer: Offer, devices: int, takes: Expected, reason: str, *, hedge: bool = False
+    ) -> Lease:
+        """It is ordered."""
+        name, due_s = next_name(owner, {id.name for id in self.leases}), self.now_s + due_after_s(takes)
+        made = AcquireOrder(
+            id=LeaseId(offer.provider, name), offer=offer, devices=devices, owner=owner, epoch=self.world.epoch,
+            due_s=due_s, hedge=hedge,
+        )  # fmt: skip
+        lease = Lease(
+            id=made.id, offer=offer, devices=devices, owner=owner, epoch=made.epoch, hedge=hedge,
+            asked_s=self.now_s, sent_s=self.now_s, due_s=due_s,
+        )  # fmt: skip
+        self.leases[made.id] = lease
+        self._of.setdefault(offer.id, []).append(lease)
+        self.orders.append(AcquireLease(order=made, reason=reason))
+        return lease
 
     # --- what goes ----------------------------------------------------------------------------------------------------
 
     def _released(self) -> Iterator[ReleaseLease]:
-        wanted = {*self.got.values(), *self.hedged.values(), *self.queued.values()}
+        wanted = {*self.got.values(), *self.hedged.values(), *self.queued.values(), *self.pledged}
         told = complete(self.world, self.now_s)
         for lease in sorted(self.capacity.leases.values(), key=lambda one: one.id):
             if lease.leaving:
                 why, uncommitted = self._again(lease), lease.uncommitted
             elif lease.here_s is not None and not (lease.failed and not lease.in_use):
-                why, uncommitted = self._idle(lease) if told else "", False
+                sure = told or (is_claims(lease.owner) and not lease.used)
+                why, uncommitted = self._idle(lease) if sure else "", False
             else:
                 why, uncommitted = self._late(lease)
-                if not why and told and lease.id not in wanted:
+                if not why and (told or is_claims(lease.owner)) and lease.id not in wanted:
                     why, uncommitted = self._unwanted(lease), True
             if why:
                 force = lease.leaving and self._forced(lease)  # at first it goes as any other does
@@ -320,9 +324,11 @@ class _Ledger:
             return "an operator drains it by force"
         idle_s, learnt = self.now_s - since_s, self.capacity.learnt.get(lease.offer.kind, NO_LEARNT)
         attach_s = self._expected(lease.offer).p50_s
-        said = keeps(self.world.settings, lease.id.provider)
+        said = keeps(self.world.settings.capacity, lease.id.provider)
         kept_s = keep_s(learnt, min(attach_s, DUE_S[1]), idle_s) if said == "auto" else said
         kept_s = STRAY_S if lease.stray and not lease.used else kept_s
+        unclaimed = is_claims(lease.owner) and not lease.used
+        kept_s = CLAIM_S if unclaimed else kept_s
         if ends(self.world, lease):
             return "it ends, and nobody is on it"
         with_node = unneeded(self.world, lease)
@@ -332,6 +338,8 @@ class _Ledger:
             return ""
         if with_node:
             return f"nobody is on it, and node {lease.offer.node} is to be removed as unneeded"
+        if unclaimed:
+            return f"nobody was given it in {seconds(idle_s)}"
         why = "to have it again is worth" if said == "auto" else "its provider's keepSeconds is"
         return f"idle for {seconds(idle_s)}, and {why} {seconds(kept_s)}"
 
@@ -366,7 +374,8 @@ class _Ledger:
         return f"{lease.id.provider} was asked {seconds(asked_s)} ago, and cannot say when{said}"
 
     def _none(self) -> str:
-        told = [one.why for one in self.capacity.barred.values() if self.now_s < one.until_s][-1:]
+        bars = ((of, one) for of, one in self.capacity.barred.items() if self.now_s < one.until_s)
+        told = [one.why for of, one in bars if not is_claims(ModelName(of.name))][-1:]
         told += [f"{provider} {says}" for provider, says in self.capacity.wrong()]
         return "; ".join(("no provider offers what it needs now", *told))
 
@@ -381,13 +390,8 @@ def deadline(world: World, model: ModelName, now_s: float) -> float:
     return min(given_up_s, floor(world, world.models[model], now_s).begins_s if model in world.models else inf)
 
 
-def keeps(settings: Settings, provider: str) -> float | Auto:
-    """How long what a provider gave is kept idle, as the Settings say."""
-    return next((one.keep_seconds for one in settings.capacity if one.name == provider), "auto")
-
-
-def due_after_s(one: Rung) -> float:
+def due_after_s(takes: Expected) -> float:
     """How long what is ordered is waited for."""
-    if one.expected.p50_s == inf:
+    if takes.p50_s == inf:
         return inf
-    return min(max(one.expected.p95_s * DUE_FACTOR, DUE_S[0]), DUE_S[1])
+    return min(max(takes.p95_s * DUE_FACTOR, DUE_S[0]), DUE_S[1])

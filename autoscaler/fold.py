@@ -26,6 +26,7 @@ from autoscaler import (
     images,
 )
 from autoscaler.actions import AcquireLease, Acted, CutNode, ReleaseLease
+from autoscaler.awaited import AwaitedSeen
 from autoscaler.cuttable import CutRefused, CuttableSeen
 from autoscaler.demand import NO_HISTORY
 from autoscaler.draft import Draft
@@ -100,6 +101,7 @@ Observation = (
     | LearntSeen
     | ProviderTroubled
     | GroupsSeen
+    | AwaitedSeen
     | Granted
     | ClockSeen
     | Tick
@@ -167,6 +169,7 @@ def _one(draft: Draft, observation: Observation) -> None:
             | LearntSeen()
             | ProviderTroubled()
             | GroupsSeen()
+            | AwaitedSeen()
         ):
             fold_capacity.folded(draft, observation)
         case Synced():

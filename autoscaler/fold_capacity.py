@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from autoscaler import nodefabric
 from autoscaler.actions import AcquireLease, ReleaseLease
+from autoscaler.awaited import AwaitedSeen, is_claims
 from autoscaler.delivery import NO_LEARNT, asked_anew, delivered, given_back, reused, undelivered
 from autoscaler.draft import Draft
 from autoscaler.groups import grown, shown
@@ -30,6 +31,7 @@ from autoscaler.leases import (
     LeasesSeen,
     Listed,
     Offer,
+    OfferId,
     OffersSeen,
     ProvidersSeen,
     ProviderTroubled,
@@ -41,7 +43,7 @@ BARRED_S = (60.0, 960.0)
 LOST_LISTS = 2
 KINDS_MAX = 1024
 """Kinds of Offer of which something is remembered, those that something was learnt of last."""
-Seen = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | LearntSeen | ProviderTroubled | GroupsSeen
+Seen = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | LearntSeen | ProviderTroubled | GroupsSeen | AwaitedSeen
 
 
 def acted(draft: Draft, action: AcquireLease | ReleaseLease) -> None:
@@ -82,6 +84,8 @@ def folded(draft: Draft, seen: Seen) -> None:
             _refused(draft, seen)
         case GroupsSeen():
             _grouped(draft, seen)
+        case AwaitedSeen():
+            _change(draft, awaited=seen.awaited)
         case LearntSeen():
             told = {kind: replace(one, idle_since_s=None) for kind, one in seen.learnt.items()}
             _change(draft, learnt={**told, **capacity.learnt})
@@ -128,6 +132,7 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
             _forgive(draft, lease.offer)
         lease = replace(lease, here_s=now_s, idle_since_s=now_s)
     used = any(draft.by_slice.now.get(one.id) for one in mine)
+    used |= not listed.alone and any(draft.world.others.get(one.counted) for one in mine)
     if used and not lease.in_use:
         if lease.used and lease.idle_since_s is not None:
             _learn(draft, lease.offer.kind, reused(_learnt(draft, lease.offer), now_s - lease.idle_since_s))
@@ -145,7 +150,10 @@ def _released(draft: Draft, action: ReleaseLease) -> None:
         _learn(draft, lease.offer.kind, given_back(_learnt(draft, lease.offer), lease.idle_since_s))
     lapsed = lease.failed or draft.now_s >= lease.given_up_s
     if not lease.leaving and lease.here_s is None and not lease.found and lapsed:
-        _bar(draft, lease.offer, action.reason)
+        _bar(draft, lease.offer.id, action.reason)
+        _learn(draft, lease.offer.kind, undelivered(_learnt(draft, lease.offer)))
+    if not lease.leaving and lease.here_s is not None and is_claims(lease.owner) and not lease.used:
+        _bar(draft, OfferId(lease.id.provider, lease.owner), action.reason)
     told = {"release_s": draft.now_s, "releases": lease.releases + 1, "uncommitted": action.order.uncommitted}
     told["forced"] = lease.forced or action.order.force
     _put(draft, replace(lease, why=lease.why if lease.leaving else action.reason, **told))
@@ -209,18 +217,18 @@ def _refused(draft: Draft, seen: LeaseRefused) -> None:
     lease = draft.world.capacity.leases.get(seen.id)
     if lease is None or lease.listed is not None:
         return  # it is there all the same
-    _bar(draft, lease.offer, seen.reason)
+    _bar(draft, lease.offer.id, seen.reason)
+    _learn(draft, lease.offer.kind, undelivered(_learnt(draft, lease.offer)))
     _change(draft, leases={id: one for id, one in draft.world.capacity.leases.items() if id != seen.id})
 
 
-def _bar(draft: Draft, offer: Offer, why: str) -> None:
-    """It is left alone for a while, and less is expected of it."""
-    known = draft.world.capacity.barred.get(offer.id)
+def _bar(draft: Draft, of: OfferId, why: str) -> None:
+    """It is left alone for a while: an Offer, or of its provider a claim that did not take what was attached for it."""
+    known = draft.world.capacity.barred.get(of)
     times = 1 if known is None else known.times + 1
     pause_s = min(BARRED_S[0] * 2.0 ** (times - 1), BARRED_S[1])
     others = {id: one for id, one in draft.world.capacity.barred.items() if draft.now_s < one.until_s + BARRED_S[1]}
-    _change(draft, barred={**others, offer.id: Barred(until_s=draft.now_s + pause_s, times=times, why=why)})
-    _learn(draft, offer.kind, undelivered(_learnt(draft, offer)))
+    _change(draft, barred={**others, of: Barred(until_s=draft.now_s + pause_s, times=times, why=why)})
 
 
 def _forgive(draft: Draft, offer: Offer) -> None:

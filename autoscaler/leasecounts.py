@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from autoscaler.awaited import is_claims
+from autoscaler.contract import ModelName
 from autoscaler.leases import Capacity, Lease
 
 
@@ -36,7 +38,7 @@ def counted(before: Capacity, after: Capacity) -> Iterator[Counted]:
             yield Counted(id.provider, "returned" if lease.leaving else "lost")
     for offer, barred in after.barred.items():
         known = before.barred.get(offer)
-        if known is None or barred.times > known.times:
+        if not is_claims(ModelName(offer.name)) and (known is None or barred.times > known.times):
             yield Counted(offer.provider, "failed")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from autoscaler.awaited import is_claims
 from autoscaler.contract import ModelName
 from autoscaler.leases import NO_MARKS, Lease, Listed, Marks
 from autoscaler.world import Slice, SliceId, World
@@ -17,6 +18,7 @@ from autoscaler.world import Slice, SliceId, World
 _COUNTED = re.compile(r"gpu([0-9]{1,4})")
 """Of a device plug-in's counting (`autoscaler.slicing.sharing`)."""
 GIVEN_BACK = "it is being given back to who lent it"
+CLAIMED = "it was attached for a claim, which the scheduler is to give it"
 
 
 def slices_of(world: World, lease: Lease) -> list[Slice]:
@@ -75,10 +77,13 @@ def _marked(world: World) -> Iterator[tuple[Lease, Listed]]:
 
 
 def shut(world: World) -> dict[SliceId, str]:
-    """Slices on which nothing new is put because they are given back; why, in words."""
-    going = [one for one in world.capacity.leases.values() if one.leaving]
+    """Slices on which nothing new is put because they are given back, or are a claim's that did not take them yet; why,
+    in words.
+    """
+    going = [one for one in world.capacity.leases.values() if one.leaving or (is_claims(one.owner) and not one.used)]
     if not going:
         return {}
     nodes = {one.listed.node for one in going if one.listed is not None}
-    there = (one for one in world.slices.values() if one.node in nodes)
-    return {one.id: GIVEN_BACK for one in there if any(is_of(lease, one) for lease in going)}
+    there = [one for one in world.slices.values() if one.node in nodes]
+    found = ((one.id, lease.leaving) for one in there for lease in going if is_of(lease, one))
+    return {id: GIVEN_BACK if leaving else CLAIMED for id, leaving in found}

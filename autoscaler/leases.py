@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection
 from typing import Literal, NamedTuple
 
+from autoscaler.awaited import Awaited
 from autoscaler.contract import ModelName
 from autoscaler.ordered import Said
 from autoscaler.taints import Taint
@@ -146,7 +147,7 @@ class Lease(Said, frozen=True):
     offer: Offer
     devices: int
     owner: ModelName
-    """For whose lack it was ordered, and who pays for what it stands idle."""
+    """For whose lack it was ordered, and who pays for what it stands idle; or for a claim (`autoscaler.awaited`)."""
     asked_s: float
     sent_s: float
     """When it was last ordered: an answer may be lost."""
@@ -166,9 +167,9 @@ class Lease(Said, frozen=True):
     here_s: float | None = None
     """When all of it could be used first."""
     in_use: bool = False
-    """A Replica is on it."""
+    """A Replica is on it, or others are where it is known which of its Devices they have."""
     used: bool = False
-    """One was."""
+    """Somebody was."""
     idle_since_s: float | None = None
     """Since when none is; None: one is, or it is not here."""
     release_s: float | None = None
@@ -280,6 +281,8 @@ class Capacity(Said, frozen=True):
     """By provider: what is wrong with it now, in words."""
     closed: dict[str, str] = {}
     """By provider that offers nothing: why, where it says so."""
+    awaited: tuple[Awaited, ...] = ()
+    """What claims of anybody were given of what fabrics could attach, and wait for."""
 
     groups: dict[str, Growth] = {}
     """By name."""

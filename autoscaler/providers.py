@@ -18,6 +18,8 @@ from autoscaler.podspec import check_labels, check_object_name
 
 Text = Annotated[str, Meta(min_length=1, max_length=253)]
 KINDS = ("cro", "redfish", "karpenter", "clusterAutoscaler", "provisioningRequest", "kueue")
+PUBLISH = "publish"
+"""Beside those, where rights are told: one of `redfish` says that key."""
 PROVIDERS_MAX = 64
 
 
@@ -37,6 +39,8 @@ class Redfish(Part, frozen=True):
     ca_file: str | None = None
     agents: bool = False
     """Agents of the nodes have what was attached seen there, and let go of it before it is detached."""
+    publish: bool = False
+    """Claims of anybody may be given what it could attach: that is published as ResourceSlices."""
 
 
 class Karpenter(Part, frozen=True):
@@ -98,6 +102,11 @@ class ProviderSettings(Part, frozen=True):
         return tuple(kind for kind, one in zip(KINDS, told, strict=True) if one is not None)
 
 
+def keeps(providers: Sequence[ProviderSettings], name: str) -> float | Auto:
+    """How long what one of them gave is kept idle."""
+    return next((one.keep_seconds for one in providers if one.name == name), "auto")
+
+
 def check_providers(providers: Sequence[ProviderSettings]) -> None:
     """All of them. Raises WrongKeyError."""
     if len(providers) > PROVIDERS_MAX:
@@ -118,6 +127,8 @@ def check_providers(providers: Sequence[ProviderSettings]) -> None:
 def _check_kind(one: ProviderSettings, at: Path) -> None:
     if one.redfish is not None:
         _check_redfish(one.redfish, (*at, "redfish"))
+        if one.redfish.publish:
+            check_object_name(one.name, (*at, "name"))  # it is in the names of pools
     if one.karpenter is not None:
         check_object_name(one.karpenter.node_pool, (*at, "karpenter", "nodePool"))
     if one.cluster_autoscaler is not None:

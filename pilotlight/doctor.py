@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from autoscaler.providers import KINDS
+from autoscaler.providers import KINDS, PUBLISH
 from autoscaler.settings import Settings
 from pilotlight import checks_here, show
 from pilotlight.checks import Finding, Grade, blocked
@@ -45,8 +45,8 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
     "--cutting", default="", metavar="NAMESPACE/NAME", help="Nodes are cut anew by this ConfigMap (`cutting.enabled`)."
 )
 @click.option("--volumes", is_flag=True, help="Engines see weights by volumes of their nodes (`agent.enabled`).")
-@click.option("--capacity", multiple=True, type=click.Choice(sorted(KINDS)),
-              help="A kind of provider that Settings `capacity` has; repeatable.")  # fmt: skip
+@click.option("--capacity", multiple=True, type=click.Choice(sorted({*KINDS, PUBLISH})),
+              help=f"A kind of provider that Settings `capacity` has, or {PUBLISH}; repeatable.")  # fmt: skip
 @click.option("--settings", type=FILE, help="Settings (YAML), of whose `capacity` each entry is looked at.")
 @click.option("--account", default="", metavar="NAMESPACE:NAME", help="Whose rights to ask for; default: one's own.")
 @listen_option

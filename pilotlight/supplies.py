@@ -28,6 +28,7 @@ from autoscaler.capacity.kueue import KueuePlaces
 from autoscaler.capacity.nodegroups import NodeGroup
 from autoscaler.capacity.nodes import KarpenterNodes
 from autoscaler.capacity.provisioning import ProvisioningProvider
+from autoscaler.capacity.publishing import Publishing
 from autoscaler.capacity.redfish_bay import Around as Alongside
 from autoscaler.capacity.redfish_cluster import SECRETS, Access, ConfigMapNotes, OpenSites
 from autoscaler.capacity.redfish_http import Service
@@ -40,6 +41,7 @@ from autoscaler.contract import ModelName
 from autoscaler.groups import most
 from autoscaler.leases import AcquireOrder, ReleaseOrder
 from autoscaler.loop import Step
+from autoscaler.pledges import Published, published
 from autoscaler.prices import Prices
 from autoscaler.providers import ProviderSettings
 from autoscaler.settings import Settings
@@ -191,6 +193,9 @@ class Supplies:
         self._changed = asyncio.Event()
         self._supplying = Supplying({}, observe, clock)
         self._delaying = Delaying(server, leads)
+        self._publishing = Publishing(server, places[1], self._published, clock)
+        self._composes = False
+        """The Settings name a fabric, or did: what was published of it is withdrawn."""
 
     def acquire(self, order: AcquireOrder) -> None:
         """See Supplier."""
@@ -205,11 +210,20 @@ class Supplies:
         self._delaying.look(step.after)
         if step.before.settings.capacity != step.after.settings.capacity:
             self._changed.set()
+        if step.before.capacity is not step.after.capacity or step.before.settings is not step.after.settings:
+            self._publishing.look()
+
+    def _published(self) -> Published | None:
+        """What is to be shown of fabrics now, where that is ours to do."""
+        world = self._world()
+        self._composes |= any(one.redfish is not None for one in world.settings.capacity)
+        return published(world, self._clock()) if self._composes and self._leads() else None
 
     async def run(self) -> None:
         """Until cancelled. An order that was not performed yet when the Settings changed is given anew by the loop."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._delaying.run())
+            tasks.create_task(self._publishing.run())
             tasks.create_task(self._supply())
 
     async def _supply(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.actions import AcquireLease, Acted, Plan, ReleaseLease, StartReplica
-from autoscaler.deficits import SILENT_S, UNLISTED_S, WITHDRAW_S
+from autoscaler.deficits import UNLISTED_S, WITHDRAW_S
 from autoscaler.hosts import Host
 from autoscaler.leases import (
     LeaseRefused,
@@ -22,6 +22,7 @@ from autoscaler.model import Gpu
 from autoscaler.observations import LeadingSeen, Reported, Seen, Synced
 from autoscaler.plan import plan
 from autoscaler.podspec import Resources
+from autoscaler.remaining import SILENT_S
 from autoscaler.world import World
 from tests.kit.observed import seen_of
 from tests.kit.offered import A, acted, arrived, cloud, offer, offered, orders, releases, shown, surge, told

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autoscaler.attached import GPU_COUNT
-from autoscaler.capacity.growing import LOOK_S, Growing
+from autoscaler.capacity.growing import LOOK_S, NONE_S, Growing
 from autoscaler.capacity.machinegroups import LABELS, Found, groups
 from autoscaler.capacity.server import AnswerError
 from autoscaler.leases import Group, GroupsSeen
@@ -130,7 +130,7 @@ def test_all_groups_of_a_cluster_are_told_at_each_look_with_what_others_wait_for
         one.put(OPENSHIFT, "machinesets", machines(name="o"))
         one.server.put("/api/v1/namespaces/team/pods/p", pod(2, {"pool": "t4"}))
         one.server.put("/api/v1/namespaces/team/pods/q", {**pod(2), "spec": {**pod(2)["spec"], "nodeName": "n"}})
-        await asyncio.sleep(LOOK_S[0] * 1.5)
+        await asyncio.sleep(LOOK_S * 1.5)
         first, second = one.told
         assert [(group.name, group.claimed) for group in first.groups] == [
             ("MachineDeployment default/d", 2), ("MachineSet default/o", 2), ("MachineSet default/s", 2),
@@ -144,11 +144,11 @@ def test_all_groups_of_a_cluster_are_told_at_each_look_with_what_others_wait_for
 def test_where_there_are_none_nothing_is_told_and_it_is_looked_rarely() -> None:
     async def scenario() -> None:
         one = Looked()
-        await asyncio.sleep(LOOK_S[1] * 1.5)
+        await asyncio.sleep(NONE_S * 1.5)
         assert not one.told
         one.serve("cluster.x-k8s.io", CAPI)
         one.put(CAPI, "machinesets", machines())
-        await asyncio.sleep(LOOK_S[1])
+        await asyncio.sleep(NONE_S)
         assert one.told[0].groups[0].name == "MachineSet default/g"
         one.task.cancel()
 
@@ -159,7 +159,7 @@ def test_what_may_not_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> 
     async def scenario() -> None:
         one = Looked()
         one.server.refused["GET"] = AnswerError(403, "Forbidden", "machinesets is forbidden")
-        await asyncio.sleep(LOOK_S[1] * 3.5)
+        await asyncio.sleep(NONE_S * 3.5)
         assert not one.told
         (record,) = caplog.records
         assert record.message.startswith("groups of machines are not read")

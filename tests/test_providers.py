@@ -93,3 +93,11 @@ def test_names_are_one_providers_each_and_there_are_not_too_many() -> None:
         check_providers([decode(entry, ProviderSettings)] * 2)
     with pytest.raises(WrongKeyError, match=f"at most {PROVIDERS_MAX}"):
         check_providers([decode(entry, ProviderSettings)] * (PROVIDERS_MAX + 1))
+
+
+def test_a_fabric_that_publishes_has_a_name_that_pools_may_have() -> None:
+    told = Redfish(url="https://fabric.example", systems={"w1": "/redfish/v1/Systems/1"}, publish=True)
+    check_providers([ProviderSettings(name="pod2", redfish=told)])
+    with pytest.raises(WrongKeyError) as caught:
+        check_providers([ProviderSettings(name="Pod_2", redfish=told)])
+    assert caught.value.path == ("capacity", 0, "name")

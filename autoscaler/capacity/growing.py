@@ -16,7 +16,7 @@ from autoscaler.capacity.server import AnswerError, Object, Server
 from autoscaler.leases import GroupsSeen
 from autoscaler.world import World
 
-LOOK_S: Final = (5.0, 60.0)
+LOOK_S, NONE_S = 5.0, 60.0
 """From one look to the next, where there are groups and where there are none."""
 PODS: Final = "/api/v1/pods"
 WAITING: Final = "spec.nodeName=,status.phase=Pending"
@@ -65,7 +65,7 @@ class Growing:
                 self._said = ""
             except Exception as error:  # noqa: BLE001  whatever it was, it is asked again
                 self._say(str(error) if isinstance(error, AnswerError) else type(error).__name__)
-            await asyncio.sleep(LOOK_S[0] if found else LOOK_S[1])
+            await asyncio.sleep(LOOK_S if found else NONE_S)
 
     async def _tell(self, found: list[Found]) -> None:
         """Pods that wait matter only where something may come for them."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
+from autoscaler.awaited import AwaitedSeen
 from autoscaler.cuttable import CutOrder
 from autoscaler.model import Model
 from autoscaler.mounts import ClusterFacts
@@ -19,7 +20,7 @@ from autoscaler.ordered import Cordon, Place
 from autoscaler.sizing import AS_ASKED, Given
 from autoscaler.world import Replica
 
-Observation = ReplicaSeen | HostsSeen | ImagesSeen | SlicesSeen | Synced
+Observation = ReplicaSeen | HostsSeen | ImagesSeen | SlicesSeen | AwaitedSeen | Synced
 Observe = Callable[[tuple[Observation, ...]], None]
 """Where a driver puts what it sees. Never blocks."""
 

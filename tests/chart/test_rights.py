@@ -109,10 +109,17 @@ GROUPS = grants("*", "cluster.x-k8s.io", "machinedeployments", ("list",)) | {
 }
 CAPACITY = {
     "fabric": ("cro",), "nodes": ("karpenter", "clusterAutoscaler"), "composed": ("redfish",),
+    "published": ("redfish", "publish"),
     "queued": ("provisioningRequest",), "kueue": ("kueue",),
 }  # fmt: skip
 COMPOSED = grants("home", "", "configmaps", ("create",)) | grants(
     "home", "", "configmaps", ("get", "patch"), "pilotlight-fabric"
+)
+PUBLISHED = (
+    grants("*", "resource.k8s.io", "resourceslices", ("create", "patch", "delete"))
+    | grants("*", "resource.k8s.io", "resourceclaims", ("get",))
+    | grants("*", "resource.k8s.io", "resourceclaims/status", ("patch",))
+    | grants("*", "resource.k8s.io", "resourceclaims/driver", ("arbitrary-node:patch",), "fabric.pilotlight.dev")
 )
 QUOTAS = grants("home", "", "resourcequotas", READ)
 WANTED: dict[str, set[Grant]] = {
@@ -123,6 +130,7 @@ WANTED: dict[str, set[Grant]] = {
     "fabric": CLUSTER | FABRIC | GROUPS | CORDON,
     "nodes": CLUSTER | ADDED | GROUPS,
     "composed": CLUSTER | COMPOSED | GROUPS | CORDON,
+    "published": CLUSTER | COMPOSED | PUBLISHED | GROUPS | CORDON,
     "queued": CLUSTER | QUEUED | GROUPS,
     "kueue": CLUSTER | KUEUE | GROUPS,
     "kubeai": CLUSTER | grants("*", "kubeai.org", "models", READ),
@@ -169,6 +177,7 @@ def test_every_role_is_bound_to_the_autoscalers(values: Values) -> None:
     [
         ("defaults", "cluster", (), False), ("everything", "cluster", None, True),
         ("fabric", "cluster", (), False), ("nodes", "cluster", (), False), ("composed", "cluster", (), False),
+        ("published", "cluster", (), False),
         ("queued", "cluster", (), False), ("kueue", "cluster", (), False),
         ("adopting", "cluster", ("team-a", "team-b"), False), ("namespaced", "namespace", ("home",), False),
     ],
@@ -204,6 +213,7 @@ TOLD = "--settings=/documents/settings.yaml"
         ("fabric", ["--no-adoption"], ["--capacity=cro", TOLD]),
         ("nodes", ["--no-adoption"], ["--capacity=clusterAutoscaler", "--capacity=karpenter", TOLD]),
         ("composed", ["--no-adoption"], ["--capacity=redfish", TOLD]),
+        ("published", ["--no-adoption"], ["--capacity=publish", "--capacity=redfish", TOLD]),
         ("queued", ["--no-adoption"], ["--capacity=provisioningRequest", TOLD]),
         ("kueue", ["--no-adoption"], ["--capacity=kueue", TOLD]),
         ("namespaced", ["--adopt-in=home"], ["--adopt-in=home"]),

@@ -268,11 +268,25 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.capacity.redfish_reading.PAGES_MAX",
         "autoscaler.capacity.redfish_http.AT_ONCE",
     ),
+    "what a fabric could attach, as published: devices of a node; a look without news, a sweep; a silent fabric keeps "
+    "what was published before": (
+        "autoscaler.pledges.PUBLISHED_MAX",
+        "autoscaler.capacity.publishing.LOOK_S",
+        "autoscaler.capacity.publishing.SWEEP_S",
+        "autoscaler.pledges.UNKNOWN_S",
+    ),
+    "what was attached for a claim waits to be given to it": ("autoscaler.pledges.CLAIM_S",),
     "a fabric's Redfish service: connect, read, change; a task": (
         "autoscaler.capacity.redfish_http.CONNECT_S_MAX",
         "autoscaler.capacity.redfish_http.READ_S_MAX",
         "autoscaler.capacity.redfish_http.CHANGE_S_MAX",
         "autoscaler.capacity.redfish_http.TASK_S_MAX",
+    ),
+    "groups of machines that others make grow: from one look to the next, where there are any and where there are "
+    "none; counted on after the last growth": (
+        "autoscaler.capacity.growing.LOOK_S",
+        "autoscaler.capacity.growing.NONE_S",
+        "autoscaler.groups.GROW_S",
     ),
     "a GPU that a fabric attached, at its node: seen; a scan of the bus for it again; a command of the driver": (
         "artifacts.hotplug.VISIBLE_S",

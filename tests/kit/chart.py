@@ -118,6 +118,21 @@ SETS: dict[str, Values] = {
             ]
         }
     },
+    "published": {
+        "settings": {
+            "capacity": [
+                {
+                    "name": "pod2",
+                    "redfish": {
+                        "url": "https://fabric.example",
+                        "secretRef": "fabric",
+                        "systems": {"worker-1": "/redfish/v1/Systems/1"},
+                        "publish": True,
+                    },
+                }
+            ]
+        }
+    },
     "kueue": {"settings": {"capacity": [{"name": "queue", "kueue": {"localQueue": "serving"}}]}},
     "queued": {
         "settings": {"capacity": [{"name": "dws", "provisioningRequest": {"class": "queued-provisioning.gke.io"}}]}

@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from autoscaler import awaited
+from autoscaler.awaited import Awaited
 from autoscaler.drivers.kubernetes import pods
 from autoscaler.drivers.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from autoscaler.drivers.kubernetes.pods import PodSeen
@@ -42,6 +44,8 @@ class ClaimSeen(NamedTuple):
     """Uids of the pods that it is reserved for."""
     bindings: tuple[Binding, ...] = ()
     """What of it must be attached before its pod is bound."""
+    awaited: tuple[Awaited, ...] = ()
+    """What of that is to come from a fabric of ours."""
 
 
 def read(claim: Object, namespace: str) -> ClaimSeen | None:
@@ -49,7 +53,7 @@ def read(claim: Object, namespace: str) -> ClaimSeen | None:
     got, metadata = decode(claim), claim["metadata"]
     labels = metadata.get("labels") or {}
     ours = labels.get(MANAGED_BY) == WRITER and _INTENT in labels and metadata.get("namespace") == namespace
-    return ClaimSeen(got, ours, _users(claim), bindings(claim)) if got else None
+    return ClaimSeen(got, ours, _users(claim), bindings(claim), awaited.read(claim)) if got else None
 
 
 def read_published(found: Object) -> Object | None:

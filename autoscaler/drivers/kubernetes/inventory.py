@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from autoscaler.attached import Groups
+from autoscaler.awaited import AwaitedSeen, in_turn
 from autoscaler.drivers.kubernetes import claims, nodes, plugins
 from autoscaler.drivers.kubernetes.api import Api, Object
 from autoscaler.drivers.kubernetes.hosts import Hosts
@@ -77,6 +78,7 @@ class Inventory:
         self._made: nodes.Made = {}
         self._slices: dict[SliceId, Slice] = {}
         """As they were last told."""
+        self._awaited = AwaitedSeen(awaited=())
         self._gone: dict[str, int] = {}
         """What others have of them, as it was last told."""
 
@@ -102,14 +104,22 @@ class Inventory:
         """None: there is none of that name."""
         return self._nodes.items.get(Key("", name))
 
-    def look(self) -> tuple[SlicesSeen | HostsSeen | ImagesSeen, ...]:
+    def look(self) -> tuple[SlicesSeen | HostsSeen | ImagesSeen | AwaitedSeen, ...]:
         """What there is now; without the Slices where only CPU and memory of others have changed, or images."""
         if self._due is not None:
             self._due.cancel()
         hosts, self._due = self._look_at_hosts(), None
         images = (self._look_at_images(),) if self._images_changed or not self._only_hosts else ()
         self._images_changed = False
-        return (hosts, *images) if self._only_hosts else (self._look_at_slices(), hosts, *images)
+        if self._only_hosts:
+            return (hosts, *images)
+        return (self._look_at_slices(), hosts, *images, *self._look_at_claims())
+
+    def _look_at_claims(self) -> tuple[AwaitedSeen, ...]:
+        """Where it is news."""
+        found = (awaited for one in self._claims.items.values() for awaited in one.awaited)
+        before, self._awaited = self._awaited, AwaitedSeen(awaited=in_turn(found))
+        return () if self._awaited == before else (self._awaited,)
 
     def _look_at_images(self) -> ImagesSeen:
         return ImagesSeen(images={node.name: node.images for node in self._nodes.items.values() if node.images})

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from autoscaler.awaited import DRIVER
 from autoscaler.drivers.kubernetes.plugins import PLACES
+from autoscaler.providers import PUBLISH
 
 Scope = Literal["cluster", "namespace"]
 Where = Literal["cluster", "engines", "home", "adopted"]
@@ -93,6 +95,7 @@ _KEPT = Right(
     "", "nodes", ("patch",), "cluster", "a node waits until what is attached to it is detached", optional=True
 )
 _FABRIC, _CRO = "GPUs of a fabric are attached and given back", "cro.hpsys.ibm.ie.com"
+_PUBLISHED = "claims of anybody get GPUs of a fabric (`redfish.publish`)"
 _KUEUE = "queues of Kueue give room"
 _QUEUED = "nodes are asked for by ProvisioningRequests"
 _GROWS = "groups of machines that grow are seen, and what they bring is not ordered again"
@@ -122,6 +125,20 @@ _CAPACITY: Mapping[str, tuple[Right, ...]] = {
         Right("", "configmaps", ("get", "patch"), "home", _FABRIC, optional=True, name="pilotlight-fabric"),
         _KEPT,
     ),
+    PUBLISH: (
+        Right("resource.k8s.io", "resourceslices", ("create", "patch", "delete"), "cluster", _PUBLISHED, optional=True),
+        Right("resource.k8s.io", "resourceclaims", ("get",), "cluster", _PUBLISHED, optional=True),
+        Right("resource.k8s.io", "resourceclaims/status", ("patch",), "cluster", _PUBLISHED, optional=True),
+        Right(
+            "resource.k8s.io",
+            "resourceclaims/driver",
+            ("arbitrary-node:patch",),
+            "cluster",
+            _PUBLISHED,
+            optional=True,
+            name=DRIVER,
+        ),
+    ),
     "kueue": (
         Right("kueue.x-k8s.io", "localqueues", ("get",), "engines", _KUEUE, optional=True),
         Right("kueue.x-k8s.io", "workloads", ("get",), "engines", _KUEUE, optional=True),
@@ -139,7 +156,7 @@ _CAPACITY: Mapping[str, tuple[Right, ...]] = {
         Right("", "resourcequotas", ("list",), "engines", _QUEUED, optional=True),
     ),
 }
-"""By kind of provider."""
+"""By kind of provider, and for what redfish publishes."""
 _QUOTAS = (Right("", "resourcequotas", _READ, "engines", "what a ResourceQuota leaves is known", optional=True),)
 _HOME = (
     Right("coordination.k8s.io", "leases", ("create",), "home", "one autoscaler leads"),
@@ -168,7 +185,7 @@ def rights(
 ) -> tuple[Right, ...]:  # fmt: skip
     """All of them for an installation of that scope. `adopted`: namespaces in which workloads are adopted; None: in all
     that the scope reaches. `cutting`: namespace and name of the ConfigMap of Settings `cutting`; None: nothing is cut.
-    `volumes`: of nodes' stores are made. `capacity`: kinds of providers that the Settings name.
+    `volumes`: of nodes' stores are made. `capacity`: kinds of providers that the Settings name, PUBLISH among them.
     """
     where: Where = "cluster" if scope == "cluster" else "engines"
     own = [Right(group, resource, verbs, where, use, optional) for group, resource, verbs, use, optional in _DOCUMENTS]

@@ -51,13 +51,15 @@ true
 {{- end }}
 {{- end -}}
 
-{{/* Kinds of providers that the Settings name, once each, in the order of their names. */}}
+{{/* Kinds of providers that the Settings name, once each, in the order of their names; and whether fabrics publish,
+     or did: with `publish: false` there is still the right to take back what was published. */}}
 {{- define "pilotlight.capacityKinds" -}}
 {{- $kinds := list }}
 {{- range (dig "capacity" list .Values.settings) }}
 {{- range $key := keys . }}
 {{- if not (has $key (list "name" "expectedSeconds" "hedge" "keepSeconds")) }}{{ $kinds = append $kinds $key }}{{ end }}
 {{- end }}
+{{- if hasKey (dig "redfish" dict .) "publish" }}{{ $kinds = append $kinds "publish" }}{{ end }}
 {{- end }}
 {{- $kinds | uniq | sortAlpha | join " " }}
 {{- end -}}
@@ -69,6 +71,13 @@ true
 # GPUs of a fabric, by the composable resource operator
 - {apiGroups: [cro.hpsys.ibm.ie.com], resources: [composabilityrequests], verbs: [list, create, patch, delete]}
 - {apiGroups: [cro.hpsys.ibm.ie.com], resources: [composableresources], verbs: [list, patch]}
+{{- end }}
+{{- if has "publish" $kinds }}
+# what a fabric could attach is shown to everybody's claims, and they are told what became of theirs
+- {apiGroups: [resource.k8s.io], resources: [resourceslices], verbs: [create, patch, delete]}
+- {apiGroups: [resource.k8s.io], resources: [resourceclaims], verbs: [get]}
+- {apiGroups: [resource.k8s.io], resources: [resourceclaims/status], verbs: [patch]}
+- {apiGroups: [resource.k8s.io], resources: [resourceclaims/driver], resourceNames: [fabric.pilotlight.dev], verbs: ["arbitrary-node:patch"]}
 {{- end }}
 {{- if has "karpenter" $kinds }}
 # nodes, by Karpenter

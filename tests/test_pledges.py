@@ -1,0 +1,223 @@
+"""What claims of anybody get of a fabric: what is read of them, ordered, published, told and given back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from autoscaler.awaited import DRIVER, FAILED, RESCHEDULE, Awaited, AwaitedSeen, device_of, is_claims, kind_of, read
+from autoscaler.deficits import WITHDRAW_S
+from autoscaler.leased import CLAIMED, shut
+from autoscaler.leases import LeaseRefused, Offer, OffersSeen, ProvidersSeen
+from autoscaler.observations import SlicesSeen
+from autoscaler.plan import plan
+from autoscaler.pledges import CLAIM_S, Published, published
+from autoscaler.providers import ProviderSettings, Redfish
+from autoscaler.settings import Settings
+from autoscaler.world import World
+from tests.kit.offered import A, acted, arrived, offer, offered, orders, releases, shown, surge, told
+from tests.kit.worlds import T0, world
+
+RACK = ProviderSettings(
+    name="rack", redfish=Redfish(url="https://fabric.example", systems={"w1": "/redfish/v1/Systems/1"}, publish=True)
+)
+D0, D1 = device_of("A100", 0), device_of("A100", 1)
+
+
+def claim(*devices: str, name: str = "c", **status: Any) -> dict[str, Any]:
+    """As the scheduler wrote it."""
+    results = [{"request": "gpu", "driver": DRIVER, "pool": "rack/w1", "device": one} for one in devices]
+    given = {"allocation": {"allocationTimestamp": "2026-01-01T00:00:00Z", "devices": {"results": results}}}
+    reserved = {"reservedFor": [{"resource": "pods", "name": "p", "uid": "p1"}]}
+    return {"metadata": {"namespace": "n", "name": name, "uid": f"u-{name}"}, "status": {**given, **reserved, **status}}
+
+
+def fabric(*more: Offer, awaited: tuple[Awaited, ...] = (), publish: bool = True) -> World:
+    """Two A100 could be attached to w1, and nobody calls."""
+    told_ = RACK.redfish
+    assert told_ is not None
+    settings = Settings(capacity=(replace(RACK, redfish=replace(told_, publish=publish)),))
+    begin = offered(world([A], leading_since_s=T0 - 500, settings=settings), *(more or (offer(),)))
+    return told(begin, AwaitedSeen(awaited=awaited))
+
+
+def waits(*claims: dict[str, Any]) -> tuple[Awaited, ...]:
+    return tuple(awaited for one in claims for awaited in read(one))
+
+
+def names(of: World, now_s: float = T0) -> list[str]:
+    found = published(of, now_s)
+    assert found is not None
+    return [device["name"] for pool in found.pools for device in pool.devices]
+
+
+def said(of: World, now_s: float = T0) -> list[tuple[str, str]]:
+    """(condition, reason) of each device that is told of."""
+    found = published(of, now_s)
+    assert found is not None
+    return [(condition, reason) for one in found.told for condition, reason, _ in one.devices.values()]
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_that_was_given_some_of_ours_waits_for_it() -> None:
+    (one,) = read(claim(D1, D0))
+    assert (one.provider, one.node, one.kind, one.devices) == ("rack", "w1", kind_of("A100"), (D0, D1))
+    assert is_claims(one.owner)
+
+
+def test_who_waits_no_more_is_not_waited_for() -> None:
+    condition = {"type": RESCHEDULE, "status": "True"}
+    device = {"driver": DRIVER, "pool": "rack/w1", "device": D0, "conditions": [condition]}
+    assert not read(claim(D0, D1, devices=[device])), "the scheduler takes all of it back"
+    assert not read(claim(D0, reservedFor=[])), "no pod has it"
+    assert not read({"metadata": {}, "status": {"allocation": None}})
+    assert not read({"status": {"reservedFor": [{}], "allocation": {"devices": {"results": [7, {"driver": 1}]}}}})
+
+
+# --- what is ordered --------------------------------------------------------------------------------------------------
+
+
+def test_what_a_claim_was_given_is_ordered_once_whoever_looks() -> None:
+    begin = fabric(awaited=waits(claim(D0)))
+    after, done = acted(begin)
+    assert orders(done) == [("rack", 1)]
+    (lease,) = after.capacity.leases.values()
+    assert lease.owner == "claim@n/c"
+    again = told(shown(after, T0 + 20), AwaitedSeen(awaited=waits(claim(D0))), now_s=T0 + 20)
+    assert not plan(again, T0 + 20).actions
+    assert plan(begin, T0).actions == plan(fabric(awaited=waits(claim(D0))), T0).actions, "another leader says the same"
+
+
+def test_a_claim_and_a_replica_are_not_promised_the_same_device() -> None:
+    begin = told(
+        surge(offer(devices_max=1), settings=Settings(capacity=(RACK,))), AwaitedSeen(awaited=waits(claim(D0)))
+    )
+    after, done = acted(begin)
+    assert orders(done) == [("rack", 1)]
+    (lease,) = after.capacity.leases.values()
+    assert is_claims(lease.owner), "the scheduler gave it away already"
+    assert "no provider offers" in plan(after, T0).unmet[0].reason, "no Replica waits for a claim's"
+
+
+def test_what_a_replica_took_first_a_claim_is_told_that_it_cannot_have() -> None:
+    begin, done = acted(surge(offer(devices_max=1), settings=Settings(capacity=(RACK,))))
+    assert orders(done) == [("rack", 1)]
+    late = told(begin, AwaitedSeen(awaited=waits(claim(D0))))
+    assert not orders(plan(late, T0).actions)
+    assert said(late) == [(FAILED, "NotAttached")]
+
+
+def test_a_claim_that_is_gone_withdraws_its_order_before_its_commit_point() -> None:
+    after, _ = acted(fabric(awaited=waits(claim(D0))))
+    gone = told(shown(after, T0 + 1), AwaitedSeen(awaited=()), now_s=T0 + 1)
+    (given_back,) = releases(plan(gone, T0 + WITHDRAW_S).actions)
+    assert given_back.order.uncommitted
+    committed = shown(gone, T0 + 2, committed=True)
+    assert not releases(plan(committed, T0 + WITHDRAW_S).actions)
+
+
+def test_while_nothing_is_ordered_what_a_claim_waits_for_is_not_taken_back() -> None:
+    after, _ = acted(fabric(awaited=waits(claim(D0))))
+    silent = told(shown(after, T0 + 1), ProvidersSeen(providers=("cloud", "rack")), now_s=T0 + 1)
+    new = replace(silent, leading_since_s=T0)
+    assert not plan(new, T0 + WITHDRAW_S + 1.0).actions
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+
+def test_it_is_told_when_it_is_there_and_seen_and_nobody_else_is_put_on_it() -> None:
+    after, _ = acted(fabric(awaited=waits(claim(D0))))
+    assert not said(after)
+    here = arrived(after, T0 + 10)
+    assert said(here, T0 + 10) == [(RESCHEDULE, "Attached")]
+    assert len(names(here, T0 + 10)) == 1, "one is left"
+    assert shut(here) == {"new0": CLAIMED}
+
+
+def test_all_of_a_claim_is_told_at_once_when_all_of_it_is_there() -> None:
+    other = offer(name="w1b", product="L40")
+    both = read(claim(D0, device_of("L40", 0)))
+    after, done = acted(fabric(offer(), other, awaited=both))
+    assert len(orders(done)) == 2
+    first = min(after.capacity.leases.values(), key=lambda one: one.id)
+    half = replace(after.capacity, leases={**after.capacity.leases, first.id: replace(first, here_s=T0 + 1)})
+    assert not said(replace(after, capacity=half), T0 + 1)
+    whole = replace(half, leases={id: replace(one, here_s=T0 + 1) for id, one in half.leases.items()})
+    assert said(replace(after, capacity=whole), T0 + 1) == [(RESCHEDULE, "Attached")] * 2
+
+
+def test_what_is_refused_or_does_not_come_is_told_and_left_alone() -> None:
+    after, _ = acted(fabric(awaited=waits(claim(D0))))
+    (lease,) = after.capacity.leases.values()
+    refused = told(after, LeaseRefused(id=lease.id, reason="others take what is free"))
+    assert said(refused) == [(FAILED, "NotAttached")]
+    found = published(refused, T0)
+    assert found is not None
+    ((_, _, message),) = found.told[0].devices.values()
+    assert message.startswith("others take what is free")
+    assert not names(refused), "what is left alone is not published"
+    assert not plan(refused, T0).actions
+    late_s = lease.due_s + 1.0
+    late = shown(replace(after, gateways={}), late_s)
+    assert [one.reason for one in releases(plan(late, late_s).actions)]
+    still = told(late, OffersSeen(provider="rack", offers=(offer(),)), now_s=late_s)
+    assert said(still, late_s) == [(FAILED, "NotAttached")]
+
+
+def test_what_others_take_of_it_stays_and_what_nobody_takes_goes_back_and_is_not_ordered_again_soon() -> None:
+    after, _ = acted(fabric(awaited=waits(claim(D0))))
+    here = told(arrived(after, T0 + 10), AwaitedSeen(awaited=()), now_s=T0 + 10)
+    others = {here.slices[id].counted: 1 for id in shut(here)}
+    used = told(here, SlicesSeen(slices=tuple(here.slices.values()), others=others), now_s=T0 + 12)
+    assert not shut(used), "it was given to somebody"
+    assert not releases(plan(used, T0 + 12 + 3600).actions), "somebody has it"
+
+    idle_s = T0 + 10 + CLAIM_S
+    assert not releases(plan(here, idle_s - 1.0).actions)
+    (given_back,) = plan(here, idle_s).actions
+    gone = acted(here, idle_s)[0]
+    assert releases([given_back])
+    again = told(gone, AwaitedSeen(awaited=waits(claim(D0))), now_s=idle_s)
+    assert said(again, idle_s) == [(FAILED, "NotTaken")]
+    assert not orders(plan(again, idle_s).actions)
+
+
+# --- what is published ------------------------------------------------------------------------------------------------
+
+
+def test_what_could_really_be_attached_is_published_and_what_is_pledged_keeps_its_name() -> None:
+    begin = fabric()
+    assert names(begin) == [D0, D1]
+    given = told(begin, AwaitedSeen(awaited=waits(claim(D1))))
+    assert names(given) == [D1, D0]
+    after, _ = acted(given)
+    assert names(after) == [D1, D0], "one is on its way, one is left"
+    less = told(after, OffersSeen(provider="rack", offers=(offer(devices_max=1),)), now_s=T0 + 1)
+    assert names(less, T0 + 1) == [D1, D0], "so the fabric says itself by now"
+
+
+def test_a_device_says_what_the_drivers_of_nodes_would_and_that_it_must_come_first() -> None:
+    found = published(fabric(), T0)
+    assert found is not None
+    (pool,) = found.pools
+    assert (pool.name, pool.node) == ("rack/w1", "w1")
+    device = pool.devices[0]
+    assert device["bindsToNode"]
+    assert device["bindingConditions"] == ["FabricDeviceReady"]
+    assert device["bindingFailureConditions"] == ["FabricDeviceReschedule", "FabricDeviceFailed"]
+    assert device["attributes"]["gpu.nvidia.com/productName"] == {"string": "A100"}
+    assert device["capacity"] == {"gpu.nvidia.com/memory": {"value": "16Gi"}}
+
+
+def test_nothing_is_published_unless_the_settings_say_so_nor_said_before_it_is_known() -> None:
+    assert published(fabric(publish=False), T0) == Published()
+    assert said(fabric(publish=False, awaited=waits(claim(D0)))) == [(FAILED, "NotPublished")]
+    begin = fabric()
+    new = replace(begin, leading_since_s=T0, capacity=replace(begin.capacity, listed_s={}))
+    assert published(new, T0 + 1.0) is None, "what the leader before published stays"
+    assert published(new, T0 + 90.0) == Published(), "but not for ever"
+    assert published(replace(begin, leads=False), T0) is None

@@ -1,0 +1,182 @@
+"""How what fabrics could attach gets into a cluster: taken over, kept up, withdrawn; and how claims are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autoscaler.awaited import DRIVER, FAILED, device_of
+from autoscaler.capacity.publishing import HOME, SWEEP_S, Publishing, name_of, spec_of
+from autoscaler.capacity.server import CONFLICT, AnswerError, Object
+from autoscaler.capacity.using import SLICES
+from autoscaler.pledges import Pool, Published, Told
+from autoscaler.podspec import MANAGED_BY
+from tests.kit.objects import PlayedServer
+from tests.sim.virtual import run
+
+D0 = device_of("A100", 0)
+POOL = Pool("rack/w1", "w1", ({"name": D0},))
+MORE = Pool("rack/w1", "w1", ({"name": D0}, {"name": device_of("A100", 1)}))
+AT = f"{SLICES}/{name_of(POOL.name)}"
+CLAIM = "/apis/resource.k8s.io/v1/namespaces/n/resourceclaims/c"
+TOLD = Told("n", "c", "u", {D0: (FAILED, "NotAttached", "nothing is left")})
+
+
+class Server(PlayedServer):
+    """One that selects by labels, too."""
+
+    async def items(self, path: str, **query: str) -> list[Object]:
+        """See Server."""
+        wanted = dict(one.split("=") for one in query.pop("labelSelector").split(","))
+        found = await super().items(path, **query)
+        return [one for one in found if wanted.items() <= (one["metadata"].get("labels") or {}).items()]
+
+
+class Stage:
+    """Publishing at a server that is played, and what is due."""
+
+    def __init__(self) -> None:
+        self.server = Server(lambda: 1_767_225_600.0)
+        self.due: Published | None = Published((POOL,))
+
+    def play(self, *scenes: Callable[[], None]) -> None:
+        """Scene after scene, each until nothing is to be done any more."""
+
+        async def scenario() -> None:
+            one = Publishing(self.server, "home", lambda: self.due, asyncio.get_running_loop().time)
+            running = asyncio.create_task(one.run())
+            for scene in (lambda: None, *scenes):
+                scene()
+                one.look()
+                await asyncio.sleep(1.0)
+            running.cancel()
+
+        run(scenario())
+
+    def written(self) -> list[str]:
+        return [method for method, _, _ in self.server.writes]
+
+    def spec(self) -> Object:
+        return dict(self.server.objects[AT]["spec"])
+
+
+def claim(**status: Any) -> Object:
+    results = [{"request": "gpu", "driver": DRIVER, "pool": "rack/w1", "device": D0}]
+    given = {"allocation": {"devices": {"results": results}}, **status}
+    return {"metadata": {"namespace": "n", "name": "c", "uid": "u"}, "status": given}
+
+
+def test_a_pool_is_made_once_and_its_generation_rises_when_it_is_otherwise() -> None:
+    stage = Stage()
+    stage.play(lambda: None, lambda: setattr(stage, "due", Published((MORE,))))
+    assert stage.written() == ["POST", "PATCH", "PATCH"], "nothing is given of it before it was seen to be kept"
+    assert stage.server.writes[0][2]["spec"]["pool"]["resourceSliceCount"] == 2
+    assert stage.spec() == spec_of(MORE, 3)
+    assert stage.spec()["pool"] == {"name": "rack/w1", "generation": 3, "resourceSliceCount": 1}
+    assert "nodeName" not in stage.spec(), "a kubelet that starts deletes those that are its node's"
+
+
+def test_what_a_leader_before_published_is_taken_over_and_what_is_due_no_more_goes() -> None:
+    before = Stage()
+    before.due = Published((POOL, Pool("rack/w2", "w2", POOL.devices)))
+    before.play()
+    stage = Stage()
+    stage.server = before.server
+    stage.server.writes.clear()
+    stage.play()
+    assert [(method, path) for method, path, _ in stage.server.writes] == [("DELETE", f"{SLICES}/{name_of('rack/w2')}")]
+    assert stage.spec()["pool"]["generation"] == 2, "as it was"
+
+
+def test_nothing_is_withdrawn_while_nothing_is_known_nor_what_is_anothers() -> None:
+    stage = Stage()
+    theirs = {MANAGED_BY: "pilotlight-fabric", HOME: "elsewhere"}
+    stage.server.put(f"{SLICES}/theirs", {"metadata": {"name": "theirs", "labels": theirs}, "spec": {}})
+    stage.play(lambda: setattr(stage, "due", None))
+    assert AT in stage.server.objects
+    stage.play(lambda: setattr(stage, "due", Published()))
+    assert [*stage.server.objects] == [f"{SLICES}/theirs"]
+
+
+def test_what_somebody_deletes_is_published_again() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        one = Publishing(stage.server, "home", lambda: stage.due, asyncio.get_running_loop().time)
+        running = asyncio.create_task(one.run())
+        await asyncio.sleep(1.0)
+        del stage.server.objects[AT]
+        await asyncio.sleep(2 * SWEEP_S)
+        assert AT in stage.server.objects
+        running.cancel()
+
+    run(scenario())
+
+
+def test_a_claim_is_told_beside_what_others_wrote_and_once() -> None:
+    stage = Stage()
+    others = {"driver": "net", "pool": "p", "device": "d", "conditions": []}
+    stage.server.put(CLAIM, claim(devices=[others]))
+    stage.due = Published((POOL,), (TOLD,))
+    stage.play()
+    first, ours = stage.server.objects[CLAIM]["status"]["devices"]
+    assert first == others
+    assert (ours["driver"], ours["pool"], ours["device"]) == (DRIVER, "rack/w1", D0)
+    assert ours["conditions"] == [
+        {
+            "type": FAILED, "status": "True", "reason": "NotAttached", "message": "nothing is left",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+    ]  # fmt: skip
+    assert [path for _, path, _ in stage.server.writes if path.startswith(CLAIM)] == [f"{CLAIM}/status"]
+
+
+def test_a_claim_that_is_another_by_now_is_told_nothing() -> None:
+    stage = Stage()
+    stage.server.put(CLAIM, {**claim(), "metadata": {"namespace": "n", "name": "c", "uid": "another"}})
+    stage.due = Published((), (TOLD,))
+    stage.play()
+    assert not stage.written()
+    freed = Stage()
+    freed.server.put(CLAIM, {**claim(), "status": {}})
+    freed.due = Published((), (TOLD,))
+    freed.play()
+    assert not freed.written(), "the scheduler took it back meanwhile"
+
+
+def test_what_others_write_first_stays_and_the_claim_is_told_all_the_same() -> None:
+    stage = Stage()
+    stage.server.put(CLAIM, claim())
+    stage.due = Published((), (TOLD,))
+    stage.server.before_write = lambda *_: stage.server.put(CLAIM, claim(reservedFor=[{"uid": "p"}]))
+    stage.play()
+    status = stage.server.objects[CLAIM]["status"]
+    assert (len(status["devices"]), status["reservedFor"]) == (1, [{"uid": "p"}])
+    assert stage.written() == ["PATCH", "PATCH"]
+
+
+def test_what_is_refused_is_tried_again() -> None:
+    stage = Stage()
+    stage.server.refused = {"POST": AnswerError(CONFLICT, "AlreadyExists", "it is there")}
+    stage.play(stage.server.refused.clear)
+    assert AT in stage.server.objects
+
+
+def test_a_server_that_keeps_no_binding_conditions_is_shown_nothing_that_it_could_give_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Old(Server):
+        async def create(self, path: str, body: Object) -> Object:
+            """See Server."""
+            kept = [{"name": one["name"]} for one in body["spec"]["devices"]]
+            return await super().create(path, {**body, "spec": {**body["spec"], "devices": kept}})
+
+    stage = Stage()
+    stage.server = Old(lambda: 0.0)
+    stage.due = Published((Pool("rack/w1", "w1", ({"name": D0, "bindingConditions": ["FabricDeviceReady"]},)),))
+    stage.play()
+    assert not stage.server.objects
+    assert "DRADeviceBindingConditions" in caplog.text
