@@ -51,7 +51,8 @@ def settings(*racks: Rack) -> dict[str, Any]:
     return {
         "nodes": [one.kind() for one in racks],
         "capacity": [
-            {"name": f"rack{at}", "cro": {"model": one.model}, "expectedSeconds": 1} for at, one in enumerate(racks)
+            {"name": f"rack{at}", "cro": {"model": one.model}, "expectedSeconds": 1, "keepSeconds": 0}
+            for at, one in enumerate(racks)
         ],
         "prices": [
             {"device": one.model, "perHour": 1.0 + at, "class": "fabric"} for at, one in enumerate(racks)
