@@ -25,10 +25,10 @@ test: check  ## every check that this machine can run; what cannot run is listed
 	@$(MAKE) --no-print-directory test-cluster
 	@bash scripts/compiled.sh test
 
-test-cluster: venv  ## on a real Kubernetes control plane in a network of its own; built once, about five minutes
+test-cluster: venv  ## on real Kubernetes control planes in networks of their own; built once, about five minutes
 	@$(PY) -m tests.cluster.building >/dev/null || true  # the tests then say why they are left out
 	@$(PY) -m tests.cluster.building karpenter >/dev/null || true
-	@$(PY) -m tests.cluster.network $(PY) -m pytest -p no:xdist tests/cluster
+	@bash scripts/cluster.sh
 
 wheel: venv  ## dist/: the wheel for this Python and machine, with the gateway compiled
 	@bash scripts/compiled.sh wheel dist
