@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # The tests on a real control plane, in two halves side by side: most of their time is waiting. Each has a network, a
-# control plane and a log of its own; the second's is shown when it has ended.
+# control plane and a log of its own; the second's is shown when it has ended. FILES...: only those.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
 
 halves=([0]="" [1]="")
 number=0
-for file in tests/cluster/test_*.py; do
+[ $# -gt 0 ] || set -- tests/cluster/test_*.py
+for file in "$@"; do
   halves[$((number++ % 2))]+=" $file"
 done
 
