@@ -9,7 +9,7 @@ ever more rarely, and given up in the end. Nothing is detached that is used, unl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 from autoscaler.capacity.redfish_documents import DocumentError
@@ -96,29 +96,34 @@ class Bay:
 
     async def _step(self) -> bool:
         """One look, and one change at most; whether it led somewhere. Raises what reading does."""
+        attach, detach = dict(self._attach), {*self._detach}
         fabric = await self._reading.read([self._node])
-        await self._spare(fabric)
+        await self._spare(fabric, attach)
         on, off = self._blocks(fabric)
         wanted = links(fabric, self._node, on, off)
         if wanted != fabric.systems[self._node].blocks:
             return await self._change(fabric, wanted)
-        for name in [*self._detach]:
+        for name in [one for one in self._detach if one in detach]:
             await self._unmark(fabric, name)
-        for name in [*self._attach]:
+        for name in self._read_of(attach):
             await self._arrive(fabric, name)
         if self._attach:  # it is attached, and not settled
             await self._around.sleep(pause_s(self._around.clock() - min(self._attach.values())))
             self._tire()
         return True
 
-    async def _spare(self, fabric: Fabric) -> None:
+    def _read_of(self, attach: Mapping[str, float]) -> list[str]:
+        """Names that were to be attached before it was read, and are: of later ones it does not show the Marks."""
+        return [one for one, since_s in self._attach.items() if attach.get(one) == since_s]
+
+    async def _spare(self, fabric: Fabric, attach: Mapping[str, float]) -> None:
         """What is used stays; what nobody marked any more, or somebody gave back, is not attached."""
         for name in [one for one in self._detach if one not in self._forced]:
             there = uuids(fabric, name)
             if self._node in there and await self._around.in_use(self._node, there[self._node]):
                 self._held[name] = Held(arrived=True)
                 self._done(name)
-        for name in [one for one in self._attach if not fabric.of(one)]:
+        for name in [one for one in self._read_of(attach) if not fabric.of(one)]:
             self.cancel(name)
 
     def _blocks(self, fabric: Fabric) -> tuple[set[str], set[str]]:
