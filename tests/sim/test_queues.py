@@ -36,6 +36,7 @@ def test_a_request_that_stays_open_is_one_object_and_parks_no_call() -> None:
         began_s = town.now()
         while town.now() < began_s + OPEN_S - 200.0:
             waits, first, second = town.call("big", wait_s=3600.0), town.call("a"), town.call("b")
+            # mypy infers no type for a default of a lambda, which binds this turn's Call
             await stage.until(lambda one=waits: bool(one.ended), within_s=AT_ONCE_S)  # type: ignore[misc]
             assert await stage.answered([waits, first, second]) == {"no_capacity": 1, "completed": 2}
             await asyncio.sleep(60.0)
