@@ -33,6 +33,7 @@ READ_S_MAX = 15.0
 """So long nothing is started of a Model whose memory an agent is to read of its artifact: agents report every few
 seconds, and one that reads takes not much longer. Then it is counted with whole Devices."""
 UNREAD = "an agent reads how much memory it takes, of its artifact"
+HOME = "where nothing has to be paid for"
 DRAINABLE = frozenset({S.STARTING, S.READY, S.UNREADY})
 DROPPABLE = frozenset({S.PENDING, S.WAKING, S.ASLEEP, S.FALLING_ASLEEP})
 
@@ -189,8 +190,8 @@ def read_by(case: Case) -> float:
 
 
 def _surplus(case: Case, supply: Sequence[Replica], many: int) -> Compared:
-    """The ones that go: whose place another took, then of an old spec, then starting, then with the least Calls, then
-    the youngest.
+    """The ones that go: whose place another took, then of an old spec, then starting, then on capacity that costs, then
+    with the least Calls, then the youngest.
     """
     answer, spec, moves = case.answer, case.model.spec, _moves(supply)
     many -= _surging(case, supply) if answer.count else 0
@@ -213,8 +214,9 @@ def _surplus(case: Case, supply: Sequence[Replica], many: int) -> Compared:
             many -= 1  # both serve until a PodDisruptionBudget lets the old one go
             continue
         told = reason if cordon is None else moving_reason(cordon)
-        told = told if move is None else f"another has taken its place, to make room for {move.room_for}"
-        action = retire(replica, told, victim_of=None if move is None else move.room_for)
+        if move is not None:
+            told = f"another has taken its place, {f'to make room for {move.room_for}' if move.room_for else HOME}"
+        action = retire(replica, told, victim_of=None if move is None else move.room_for or None)
         retires += [action] if action is not None else []
     return Compared(retires=tuple(retires), next_s=next_s)
 
@@ -232,9 +234,10 @@ def _surging(case: Case, supply: Sequence[Replica]) -> int:
     return min(begin, old, max(1, case.model.spec.rollout.surge))
 
 
-def _going_order(case: Case, replica: Replica) -> tuple[bool, int, bool, int, float, str]:
+def _going_order(case: Case, replica: Replica) -> tuple[bool, int, bool, bool, int, float, str]:
     new, ready = not _outdated(case, replica), replica.state not in BEGINNING
-    return (new, -replica.rank, ready, case.calls.get(replica.id, 0), -replica.created_s, replica.id)
+    home = replica.id not in case.world.rented.guests
+    return (new, -replica.rank, ready, home, case.calls.get(replica.id, 0), -replica.created_s, replica.id)
 
 
 def _roll(case: Case, supply: Sequence[Replica]) -> Compared:

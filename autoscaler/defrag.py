@@ -1,12 +1,10 @@
 """Defragmentation: who moves first, where a Want is unmet only because what is free is in pieces.
 
-Owns the search for moves and their limits. Promises: who moves has a new home that is free now, with all moves before
-it done; after the last the Want fits, and none of them could be left out; the room that is gained is worth more than
-the starts; one Replica moves at a time in the whole cluster, at most one in EVERY_S, and none on or to a node where
-anything else comes or goes; only who has served its residency moves, and nobody again within AGAIN_S, so that nobody is
-sent to and fro; nobody of whom a PodDisruptionBudget allows no disruption. Of a GPU that is in parts
-all move who are on it, for who needs it whole. Searches are bounded, so that a way may be missed. It starts nothing:
-`autoscaler.plan` starts the first successor, and `autoscaler.compare` lets go whose place is taken.
+Owns the search for such moves and their limits. Promises, beside those of every move (`autoscaler.moves`): who moves
+has a new home that is free now, with all moves before it done; after the last the Want fits, and none of them could be
+left out; the room that is gained is worth more than the starts; at most one begins in EVERY_S, and none on or to a node
+where anything else comes or goes. Of a GPU that is in parts all move who are on it, for who needs it whole. Searches
+are bounded, so that a way may be missed. It starts nothing: `autoscaler.plan` starts the first successor.
 """
 
 from __future__ import annotations
@@ -18,32 +16,23 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.demand import BEGINNING, NO_HISTORY, residency_s
 from autoscaler.drain import complete
 from autoscaler.emptying import wholes
 from autoscaler.eviction import sum_of
 from autoscaler.hosts import NOTHING, Beside
 from autoscaler.joins import WORDS
 from autoscaler.lanes import Kind, Room
-from autoscaler.model import Model
-from autoscaler.operators import must_go
-from autoscaler.packer import claim
-from autoscaler.packing import Choice, Force, Incumbent, Missing, Outlook, Placement, Shelf, Want
+from autoscaler.moves import Ground, Step, home, settled, under_way
+from autoscaler.packing import Choice, Force, Incumbent, Missing, Shelf, Want
 from autoscaler.pieces import Pieces, pieces_of
 from autoscaler.rulings import ask, barred, need
-from autoscaler.shelves import want_of
-from autoscaler.spread import apart
 from autoscaler.states import ReplicaState as S
-from autoscaler.stranded import avoided
 from autoscaler.words import seconds, size
-from autoscaler.world import Move, NodeId, Replica, SliceId, World
-from autoscaler.yard import Yard
+from autoscaler.world import Move, NodeId, Replica, SliceId
 
 EVERY_S = 300.0
 """Between two starts of moves: a start reads a Model's weights as fast as it can, which others on that node and on the
 way to it feel, and most starts are over by then, so that the next choice sees what became of the last."""
-AGAIN_S = 1800.0
-"""Who was moved stays so long: what it made room for has come by then, or is not wanted any more."""
 WORTH_S = 600.0
 """A device that comes to use counts so many seconds; a start costs as many as it takes, on each device it needs."""
 BUSY = 2.0
@@ -60,29 +49,6 @@ KINDS_MAX, WANTS_MAX = 32, 4
 """Different kinds of Wants of which it is asked in one Plan whether room for them is in pieces, in the order in which
 they are served; and Wants for which moves are looked for then.
 """
-
-
-class Ground(NamedTuple):
-    """What a search begins with."""
-
-    world: World
-    yard: Yard
-    outlook: Outlook
-    now_s: float
-    going: Collection[ReplicaId] = ()
-    """Who leaves by this Plan."""
-    astir: Collection[ModelName] = ()
-    """Models about which this Plan does something else."""
-    taken: Collection[SliceId] = ()
-    """Slices that this Plan puts somebody on."""
-
-
-class Step(NamedTuple):
-    """One move, proven."""
-
-    move: Move
-    home: Placement
-    """The successor's."""
 
 
 class Defragmented(NamedTuple):
@@ -143,17 +109,6 @@ def _free(want: Want, pieces: Pieces) -> str:
     return f"{size(pieces.total)} is free, at most {size(pieces.most)} on one device"
 
 
-def under_way(world: World, going: Collection[ReplicaId]) -> Replica | None:
-    """The Replica that leaves its place, or is about to, because another takes it; None: no move is under way. Where
-    both serve and neither goes, both are wanted by now: that move is over.
-    """
-    for heir in world.replicas.values():
-        old = None if heir.move is None else world.replicas.get(heir.move.replica)
-        if old is not None and (heir.state in BEGINNING or old.state is not S.READY or old.id in going):
-            return old
-    return None
-
-
 class _Search:
     """For the Wants of one Plan."""
 
@@ -197,9 +152,9 @@ class _Search:
         if not found:
             return why
         self.steps = found
-        old, home = world.replicas[found[0].move.replica], found[0].home
+        old, there = world.replicas[found[0].move.replica], found[0].home
         then = ", ".join(step.home.want.model for step in found[1:])
-        begin = f"moves {old.model} from {self._where(old.slices)} to {self._where(home.slices)} first"
+        begin = f"moves {old.model} from {self._where(old.slices)} to {self._where(there.slices)} first"
         return f"{begin}, then {then}" if then else begin
 
     def _where(self, slices: Sequence[SliceId]) -> str:
@@ -287,36 +242,18 @@ class _Search:
         restart_s = max(1.0, self._ground.outlook.restart_s(replica.model))
         return restart_s * share * len(replica.slices) * (BUSY if incumbent.busy else 1.0)
 
+    def _at_rest(self, replica: Replica) -> bool:
+        found = settled(self._ground, replica)
+        self.next_s = min(self.next_s, found.next_s)
+        if found.forbidden:
+            self._forbidden.add(replica.model)
+        return found.may
+
     def _may_move(self, incumbent: Incumbent, want: Want) -> bool:
         id = incumbent.replica
         if id not in self._settled:
             self._settled[id] = self._at_rest(self._ground.world.replicas[id])
         return self._settled[id] and incumbent.model != want.model
-
-    def _at_rest(self, replica: Replica) -> bool:
-        """Whether it and its Model are as they should be, and have been for a while."""
-        ground = self._ground
-        world, name = ground.world, replica.model
-        model = world.models.get(name)
-        if model is None or name in ground.astir or not _moves_at_all(world, model, replica):
-            return False
-        others = [world.replicas[id] for id in world.by_model.get(name, ())]
-        if any(one.state is not S.READY or one.id in ground.going for one in others):
-            return False
-        history = world.histories.get(name, NO_HISTORY)
-        if name in world.obstacles or history.tries or history.episodes:
-            return False
-        since_s = replica.since_s if replica.ready_s is None else replica.ready_s
-        due_s = since_s + residency_s(model, history)
-        if replica.move is not None:
-            due_s = max(due_s, replica.created_s + AGAIN_S)
-        if ground.now_s < due_s:
-            self.next_s = min(self.next_s, due_s)
-            return False
-        if replica.id in world.undisturbed:
-            self._forbidden.add(name)
-            return False
-        return True
 
     # --- where to -----------------------------------------------------------------------------------------------------
 
@@ -331,10 +268,10 @@ class _Search:
             yard.set_aside(way.slices)
             leave = [world.replicas[id] for id in way.leave]
             for replica in sorted(leave, key=lambda one: (-len(one.slices), -one.memory_bytes, one.id)):
-                home = self._home(replica, want)
-                if home is None:
+                there = home(self._ground, replica, f"move {replica.model}: makes room for {want.model}")
+                if there is None:
                     return ()
-                steps.append(Step(Move(replica=replica.id, room_for=want.model), home))
+                steps.append(Step(Move(replica=replica.id, room_for=want.model), there))
             if way.slices in self.wholes:
                 return tuple(steps)
             for id in way.slices:
@@ -344,31 +281,9 @@ class _Search:
         finally:
             yard.stock.rewind()
 
-    def _home(self, replica: Replica, want: Want) -> Placement | None:
-        """Where it would be, which it takes."""
-        yard, world = self._ground.yard, self._ground.world
-        model = world.models[replica.model]
-        reason = f"move {model.name}: makes room for {want.model}"
-        avoids = avoided(world, model.name, self._ground.now_s)
-        asked = want_of(model, 0, inf, Force.NONE, reason, world.settings.pod, avoids)._replace(spare_bytes=0)
-        spread = apart(world, asked, {replica.id}).spread
-        place = yard.choose(asked.kind, asked.choice, asked.supplies, asked.trust, spread)
-        if place is None:
-            return None
-        yard.take(asked.kind, place)
-        slices = yard.slices(place)
-        return Placement(asked, slices, claim(asked, (yard.shelves[id] for id in slices)))
-
 
 def _fits(want: Want, whole: Shelf) -> bool:
     return need(want, whole) is not None and not barred(want.choice, whole.slice)
-
-
-def _moves_at_all(world: World, model: Model, replica: Replica) -> bool:
-    """Whether another could be started beside it that is just like it, and then it could go."""
-    own = model.adopted is None and not replica.rank and bool(replica.slices)
-    same = replica.spec_hash == model.spec_hash() and not must_go(world, replica)
-    return own and same and model.spec.rollout.surge > 0 and not model.spec.paused
 
 
 def _left(shelf: Shelf, leave: Collection[ReplicaId]) -> Room:

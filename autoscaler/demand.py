@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from autoscaler.ahead import floor
 from autoscaler.contract import ModelName
+from autoscaler.delivery import WAIT_WORTH
 from autoscaler.drain import complete, silent
 from autoscaler.model import IDLE_AUTO_S, Model
 from autoscaler.operators import STOPPED, WOKEN, moving
@@ -35,8 +36,14 @@ EXTRA_WINDOWS, EXTRA_S_MAX = 20.0, 1200.0
 """A second Replica that got ready stays so many idle windows, at most 20 minutes, unless nobody calls or another Model
 needs its Slice: with a window of a minute, demand that swings around a threshold makes at most six changes an hour.
 """
+START_WORTH, RENTED_S_MIN = 1.0 + WAIT_WORTH, 30.0
+"""What lets capacity cost stands idle for so many median starts, and at least so long: for the next start, and for the
+Calls that would wait for it.
+"""
 REFUSED_S_MIN = 10.0
 """A refused cold Call is demand for at least so long: what it needs may have to be made free first."""
+
+RENTED = " while its place lets capacity cost"
 
 NO_LOAD = Load()
 NO_HISTORY = History()
@@ -104,6 +111,15 @@ def idle_window_s(model: Model, history: History) -> float:
     if model.spec.idle_seconds != "auto":
         return window_s
     return min(window_s * 2.0 ** min(history.regrets, 16), IDLE_AUTO_S[1])
+
+
+def idle_s(world: World, model: Model, history: History) -> tuple[float, bool]:
+    """The idle window as it is now, and whether it is short since what is idle lets capacity cost."""
+    window_s, start_s = idle_window_s(model, history), median_start_s(history)
+    if start_s is None or model.spec.idle_seconds != "auto" or model.name not in world.rented.idlers:
+        return window_s, False
+    worth_s = max(RENTED_S_MIN, START_WORTH * start_s)
+    return min(window_s, worth_s), worth_s < window_s
 
 
 def mean_call_s(world: World, name: ModelName, load: Load) -> float | None:
@@ -203,10 +219,10 @@ def _fewer(case: _Case, need: int) -> tuple[int, float | None]:
     have, history = len(case.supply), case.history
     if not complete(case.world, case.now_s):
         return have, None
-    window_s = idle_window_s(case.model, history)
+    window_s, rented = idle_s(case.world, case.model, history)
     peak, next_s = _peak(history, window_s, case.now_s)
     need = max(need, _enough(case, peak))
-    stay_s = min(EXTRA_WINDOWS * window_s, EXTRA_S_MAX)
+    stay_s = window_s if rented else min(EXTRA_WINDOWS * window_s, EXTRA_S_MAX)
     ready = [replica.created_s + stay_s for replica in case.supply if replica.state not in BEGINNING]
     young_s = 0.0 if _replaced(case) else max(ready, default=0.0)
     if case.now_s < young_s:
@@ -246,12 +262,12 @@ def _idle(case: _Case) -> Wanted:
         last_s = max(r.since_s if r.ready_s is None else r.ready_s for r in supply)
     if last_s < world.leading_since_s:  # the leader before may have ended with Calls that it had not written down
         told, last_s = "not used since this leader began", world.leading_since_s
-    window_s = idle_window_s(case.model, history)
+    window_s, rented = idle_s(world, case.model, history)
     held_s = max(held_until_s(case.model, history, replica) for replica in supply)
     zero_s = max(last_s + window_s, held_s)
     if now_s >= zero_s:
         return Wanted(model=name, count=0, reason=f"idle for {seconds(now_s - last_s)}", since_s=last_s)
-    reason = f"{told} {seconds(now_s - last_s)} ago, idle window {seconds(window_s)}"
+    reason = f"{told} {seconds(now_s - last_s)} ago, idle window {seconds(window_s)}{RENTED if rented else ''}"
     if held_s > last_s + window_s:
         whom = "because an operator woke it" if history.woken_s is not None else "for those who left"
         reason = f"kept ready {whom}, for {seconds(held_s - now_s)}"

@@ -23,6 +23,7 @@ from autoscaler import (
     fold_replicas,
     fold_reports,
     histories,
+    homeward,
     images,
 )
 from autoscaler.actions import AcquireLease, Acted, CutNode, ReleaseLease
@@ -292,6 +293,7 @@ def _pass_time(draft: Draft) -> None:
     fold_orders.forget(draft)
     fold_capacity.look(draft)
     ending.look(draft)
+    homeward.look(draft)
     for model, load in draft.sum_loads().items():
         spec = draft.world.models.get(model)
         if spec is not None:

@@ -38,19 +38,21 @@ from autoscaler.compare import NOTHING, STOP_GRACE_S, Case, Compared, absent, co
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.crowded import leaving
 from autoscaler.cutting import cut
-from autoscaler.defrag import Ground, defragment
+from autoscaler.defrag import defragment
 from autoscaler.demand import NO_HISTORY, Wanted
 from autoscaler.drain import in_use, next_change_s, verdict
+from autoscaler.elsewhere import elsewhere, gives_up
 from autoscaler.histories import limit_s
+from autoscaler.homeward import homeward
 from autoscaler.model import Model
+from autoscaler.moves import Ground
 from autoscaler.nodes import ILL, lost
-from autoscaler.packing import Force, Missing, Outlook, Packing, Placement, Want
+from autoscaler.packing import Missing, Outlook, Packing, Placement, Want
 from autoscaler.resting import Resting
-from autoscaler.shelves import ENDING, locks, stuck_s, want_of
+from autoscaler.shelves import ENDING, locks, stuck_s
 from autoscaler.sizing import slots
 from autoscaler.spread import apart
 from autoscaler.states import ReplicaState as S
-from autoscaler.stranded import STRANDED_S, avoided, gives_up_s, nodes_of
 from autoscaler.survey import Survey
 from autoscaler.tryout import Ground as Trial
 from autoscaler.wholes import waits
@@ -59,8 +61,6 @@ from autoscaler.world import Move, Replica, World
 from autoscaler.yard import Yard
 
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-MOVES = "kept off its node"
-"""The reason of a Want that is only asked for."""
 NAME_MAX = 100
 """Characters of a Model's name that go into the ids of its Replicas: an id is a file name and a label."""
 
@@ -225,11 +225,14 @@ class _Tick:
 
     def place(self) -> None:
         """Asks the packer, and turns its answer into starts, victims' drains and sentences."""
-        moves = self._moves()
+        going = self._going()
+        asked = elsewhere(self.world, self.now_s, going, len(self.wants))
+        self.later(asked.next_s)
+        moves = asked.by_want
         if not self.wants and not moves:
+            self._go_home()
             self._settle(Packing(), self.survey.outlook)
             return
-        going = self._going()
         wants = [*(apart(self.world, want, going) for want in self.wants), *moves]
         staying, expected = {action.replica for action in self.revives}, self.survey.outlook
         packing, yard, next_s = emptying.packed(
@@ -250,11 +253,22 @@ class _Tick:
                 shun = self.world.shuns.get((missing.want.model, node))
                 self.later(None if shun is None else shun.until_s)
         room = dict.fromkeys((*(one.want for one in packing.placements), *(one.want for one in packing.victims)))
-        self.drains += [_gives_up(moves[want]) for want in room if want in moves]
+        self.drains += [gives_up(moves[want]) for want in room if want in moves]
         unmet = tuple(one for one in packing.unmet if one.want not in moves)
         unmet = self._cut(self._defragment(waits(unmet, self.world), packing, yard, expected), packing)
         packing = packing._replace(unmet=unmet)
         self._wait(packing._replace(unmet=self._settle(packing, expected)), yard, expected)
+
+    def _go_home(self) -> None:
+        """Nobody lacks room: who is on capacity that costs may begin to move."""
+        if not self.world.rented.guests:
+            return
+        going = self._going()
+        yard = self.survey.yard(self.world, self.now_s, going, {action.replica for action in self.revives})
+        found = homeward(Ground(self.world, yard, self.survey.outlook, self.now_s, going))
+        self.later(found.next_s)
+        if found.step is not None:
+            self.starts.append(self._start(found.step.home, found.step.move))
 
     def _settle(self, packing: Packing, expected: Outlook) -> tuple[Missing, ...]:
         """Capacity is ordered for whom there is no room, and given back where nobody needs it."""
@@ -292,24 +306,6 @@ class _Tick:
         self.later(found.next_s)
         self.starts += [self._start(step.home, step.move) for step in found.steps[:1]]
         return found.unmet
-
-    def _moves(self) -> dict[Want, Replica]:
-        """Who is kept off its node for too long -> the place elsewhere that it would take: asked for, not taken."""
-        going, found = self._going(), dict[Want, Replica]()
-        for id in sorted(id for id, one in self.world.replicas.items() if one.stranded_s is not None):
-            replica = self.world.replicas[id]
-            due_s, model = gives_up_s(replica), self.world.models.get(replica.model)
-            self.later(due_s)
-            if due_s is None or self.now_s < due_s or id in going or model is None:
-                continue
-            avoids = avoided(self.world, model.name, self.now_s)
-            avoids = tuple(sorted({*avoids, *nodes_of(self.world, replica)}))
-            load = self.world.loads.get(model.name)
-            force = Force.BUSY if load is not None and load.waiting else Force.LOWER
-            number = len(self.wants) + len(found)  # after all that its Model wants anyway
-            want = want_of(model, number, inf, force, MOVES, self.world.settings.pod, avoids)
-            found[want] = replica
-        return found
 
     def _going(self) -> set[ReplicaId]:
         return {a.replica for a in self.drains} | {a.replica for a in self.stops} | {a.replica for a in self.fails}
@@ -387,12 +383,6 @@ class _Tick:
         unmet = tuple(self.unmet[name] for name in sorted(self.unmet))
         next_s = None if self.next_s == inf else self.next_s
         return Plan(actions=tuple(actions), unmet=unmet, next_s=next_s, tries=tuple(sorted(self.tries)))
-
-
-def _gives_up(replica: Replica) -> DrainReplica:
-    """There is room elsewhere."""
-    reason = f"kept off its node for more than {seconds(STRANDED_S)}, and there is room elsewhere: {replica.waits}"
-    return DrainReplica(replica=replica.id, reason=reason, stranded=True)
 
 
 def intent_of(epoch: int, version: int, model: ModelName, ordinal: int) -> str:

@@ -38,7 +38,8 @@ class Resting:
     def look(self, world: World, now_s: float) -> None:
         """Forgets everybody if something changed that could end the rest of any."""
         where = world.slices if world.cordons else None  # who is on a cordoned node is told by Slices
-        of_all = (complete(world, now_s), world.stops, world.cordons, where, world.leading_since_s, world.epoch)
+        leader = world.leading_since_s, world.epoch
+        of_all = (complete(world, now_s), world.stops, world.cordons, where, world.rented, *leader)
         if of_all != self._of_all:
             self._known.clear()
             self._of_all = of_all

@@ -135,10 +135,19 @@ class Drain(Fact, frozen=True):
 
 
 class Move(Fact, frozen=True):
-    """Whose place a Replica takes, and for whom that makes room."""
+    """Whose place a Replica takes, and for whom that makes room; empty: it was on what costs, and goes home."""
 
     replica: ReplicaId
-    room_for: ModelName
+    room_for: ModelName = ModelName("")
+
+
+class Rented(Fact, frozen=True):
+    """Who is on capacity that costs, and who else keeps it in use (`autoscaler.homeward`)."""
+
+    guests: frozenset[ReplicaId] = frozenset()
+    """Replicas on it."""
+    idlers: frozenset[ModelName] = frozenset()
+    """Models whose Replicas, while they stand idle, let it cost: guests, and those in whose place a guest could be."""
 
 
 class Replica(Fact, frozen=True):
@@ -364,6 +373,7 @@ class World(Fact, frozen=True):
     """By node: our orders to cut it that it does not show yet."""
     capacity: Capacity = NO_CAPACITY
     """What could be added and was; nothing where no provider is."""
+    rented: Rented = Rented()
     lesson: Lesson | None = None
     """What room is worth here; None: nobody knows yet what is asked for."""
 

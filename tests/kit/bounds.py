@@ -15,7 +15,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "a GPU that a DRA driver gives out in parts: wait for the rest of one on which another starts; emptied in one plan "
     "for who needs all of one": ("autoscaler.wholes.REST_S", "autoscaler.emptying.EMPTYING_MAX"),
     "Replicas asked for in one tick": ("autoscaler.compare.WANTS_MAX",),
-    "moves of Replicas for room in pieces": ("autoscaler.defrag.EVERY_S", "autoscaler.defrag.AGAIN_S"),
+    "moves of Replicas for room in pieces": ("autoscaler.defrag.EVERY_S", "autoscaler.moves.AGAIN_S"),
     "search for moves": (
         "autoscaler.defrag.KINDS_MAX",
         "autoscaler.defrag.WANTS_MAX",

@@ -1,7 +1,8 @@
 """Rules for which Offer is taken and how long it is kept: ours, and those of others in its place, in the same ledger.
 
 Owns them. All know the same: Offers with prices and learnt times, who waits and until when. Whatever else the ledger
-does (nothing ordered twice, what does not come given up, what nobody waits for taken back) the others have, too.
+does (nothing ordered twice, what does not come given up, what nobody waits for taken back) the others have, too. Theirs
+is a fixed time for which what is idle is kept, as Settings' `keepSeconds` say it; ours is that, and `auto`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from math import inf
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from autoscaler import deficits, delivery, ladder
+from autoscaler import ladder
 from autoscaler.ladder import Rung
-from autoscaler.leases import Learnt
 from autoscaler.model import Auto
 
 DDS_S = 600.0
@@ -25,29 +25,24 @@ KEEP_S = (30.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0, 31_536_00
 
 
 class Policy(NamedTuple):
-    """One point. `first`: what is tried before anything else; `kept_s`: how long what is idle is kept, None: ours, as
-    the Settings' `keepSeconds` say (`keep`).
+    """One point. `first`: what is tried before anything else; `keep`: the Settings' `keepSeconds`; `ours`: all of it is
+    as users of ours may set it.
     """
 
     name: str
     first: str = ""
-    kept_s: float | None = None
     keep: float | Auto = "auto"
-
-    @property
-    def ours(self) -> bool:
-        """Whether all of it is ours."""
-        return not self.first and self.kept_s is None
+    ours: bool = False
 
 
-OURS = Policy("ours")
+OURS = Policy("ours", ours=True)
 RULES = {"GPU first": "gpu", "node first": "node", "cheapest": ""}
 """What is ordered first. DDS attaches wherever a Device would do, and lets a node be added only where none does."""
 
 
 def points() -> list[Policy]:
     """All: ours, and the others with each timeout, and without end."""
-    found = [OURS, *(Policy(f"ours, keepSeconds {keep_s:.0f}", keep=keep_s) for keep_s in KEEP_S)]
+    found = [OURS, *(Policy(f"ours, keepSeconds {keep_s:.0f}", keep=keep_s, ours=True) for keep_s in KEEP_S)]
     for rule, first in RULES.items():
         found += [Policy(f"{rule}, {kept_s:.0f} s", first, kept_s) for kept_s in FIXED_S]
         found.append(Policy(f"{rule}, never given back", first, inf))
@@ -63,8 +58,5 @@ def acting(policy: Policy) -> Iterator[None]:
         attached = bool(one.offer.node)
         return (attached is not (policy.first == "gpu"), *ours(one)) if policy.first else ours(one)
 
-    def keep_s(learnt: Learnt, attach_s: float, idle_s: float) -> float:
-        return delivery.keep_s(learnt, attach_s, idle_s) if policy.kept_s is None else policy.kept_s
-
-    with patch.object(ladder, "order", order), patch.object(deficits, "keep_s", keep_s):
+    with patch.object(ladder, "order", order):
         yield

@@ -342,8 +342,7 @@ def play(
     with acting(policy):
         run = Replay(calls, of, seed, faults, policy.keep)
         run.go()
-    kept_s = policy.kept_s if policy.keep == "auto" else policy.keep
-    if run.left() and (kept_s is None or kept_s < TAIL_S / 2):
+    if run.left() and (policy.keep == "auto" or policy.keep < TAIL_S / 2):
         run.broken.append(f"{run.left()} Leases are left")
     return Outcome(
         of.name, policy.name, len(calls), tuple(sorted(run.waits_s)), run.gave_up,

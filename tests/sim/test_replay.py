@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.capacity import judged
+from bench.capacity import Mean, judged, mean
 from tests.sim import arrivals
 from tests.sim.market import MARKETS, Bill
 from tests.sim.policies import OURS, Policy, points
@@ -37,7 +37,7 @@ def test_the_same_run_comes_out_the_same() -> None:
 
 
 def test_what_is_never_given_back_costs_more_than_what_ours_adds() -> None:
-    kept = outcome(Policy("kept", kept_s=inf))
+    kept = outcome(Policy("kept", keep=inf))
     assert not kept.broken
     assert kept.bill.cost > outcome().bill.cost
 
@@ -68,11 +68,16 @@ def test_another_file_is_no_trace(tmp_path: Path) -> None:
         arrivals.gentd26(tmp_path)
 
 
-def _point(cost: float, wait_s: float) -> Outcome:
-    return Outcome("m", "p", 1, (wait_s,), 0, Bill(cost, cost, cost), 1)
+def _point(cost: float, wait_s: float) -> Mean:
+    return Mean("p", cost, cost, cost, (wait_s, wait_s, wait_s))
 
 
 def test_a_point_is_compared_with_the_cheapest_of_ours_that_waits_no_longer() -> None:
     ours = [(OURS, _point(8.0, 10.0)), (OURS, _point(4.0, 30.0))]
     found = [judged(ours, _point(16.0, wait_s)) for wait_s in (5.0, 10.0, 40.0)]
     assert [one and one.cost for one in found] == [None, 0.5, 0.25]
+
+
+def test_what_several_seeds_give_is_their_mean() -> None:
+    runs = [Outcome("m", "p", 1, (wait_s,), 1, Bill(cost, 1.0, 2.0), 1) for cost, wait_s in ((2.0, 10.0), (4.0, 30.0))]
+    assert mean(runs) == Mean("p", 3.0, 1.0, 2.0, (20.0, 20.0, 20.0), 2, (2.0, 4.0))
