@@ -115,11 +115,12 @@ async def points(place: Path, *, quick: bool) -> Figures:
 def mean(runs: Sequence[Outcome]) -> Mean:
     """Of all seeds."""
     bills = [one.bill for one in runs]
-    costs = tuple(sorted(one.cost for one in bills))
-    amounts = (fmean(amounts) for amounts in zip(*bills, strict=True))
-    waits_s = tuple(fmean(one.p(share) for one in runs) for share in (0.5, 0.95, 0.99))
-    broken = tuple(line for one in runs for line in one.broken)
-    return Mean(runs[0].policy, *amounts, waits_s, sum(one.gave_up for one in runs), costs, broken)
+    cost, hours, kwh = (fmean(amounts) for amounts in zip(*bills, strict=True))
+    p50_s, p95_s, p99_s = (fmean(one.p(share) for one in runs) for share in (0.5, 0.95, 0.99))
+    return Mean(
+        runs[0].policy, cost, hours, kwh, (p50_s, p95_s, p99_s), sum(one.gave_up for one in runs),
+        tuple(sorted(one.cost for one in bills)), tuple(line for one in runs for line in one.broken),
+    )  # fmt: skip
 
 
 def judged(ours: Iterable[Point], other: Mean) -> Judged | None:

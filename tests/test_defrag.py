@@ -8,11 +8,12 @@ from msgspec.structs import replace
 
 from autoscaler.actions import DrainReplica, StartReplica
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.defrag import AGAIN_S, EVERY_S, Defragmented, Ground, defragment
+from autoscaler.defrag import EVERY_S, Defragmented, defragment
 from autoscaler.explain import status
 from autoscaler.fold import fold
 from autoscaler.indices import rebuild
 from autoscaler.model import Gpu, Model, Rollout
+from autoscaler.moves import AGAIN_S, Ground
 from autoscaler.observations import DisruptionsSeen, Seen
 from autoscaler.packing import Force, Missing, Outlook
 from autoscaler.plan import plan

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.defrag import AGAIN_S, EVERY_S, MOVES_MAX
+from autoscaler.defrag import EVERY_S, MOVES_MAX
 from autoscaler.fold import fold
 from autoscaler.indices import rebuild
+from autoscaler.moves import AGAIN_S
 from autoscaler.observations import DocumentsSeen
 from autoscaler.plan import Planner, plan
 from autoscaler.shelves import shelves

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from autoscaler.actions import StartReplica
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.defrag import Defragmented, Ground, defragment
+from autoscaler.defrag import Defragmented, defragment
 from autoscaler.indices import rebuild
 from autoscaler.model import Gpu, Model
+from autoscaler.moves import Ground
 from autoscaler.packing import Force, Missing, Outlook, Want
 from autoscaler.plan import plan
 from autoscaler.shelves import shelves, want_of

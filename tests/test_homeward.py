@@ -1,0 +1,209 @@
+"""Who is on capacity that costs goes home when nobody lacks room, and what is idle goes when it is not worth that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.actions import AcquireLease, Acted, DrainReplica, StartReplica
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.demand import wanted
+from autoscaler.homeward import rented
+from autoscaler.indices import rebuild
+from autoscaler.leases import AcquireOrder, LeaseId
+from autoscaler.model import Gpu, Model, Rollout
+from autoscaler.plan import plan
+from autoscaler.providers import ProviderSettings
+from autoscaler.settings import Settings
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import History, Move, Rented, Replica, Slice, SliceId, World
+from tests.kit.offered import A, arrived, cloud, offer, offered, releases, told
+from tests.kit.worlds import T0, Scene, device, gateway, kinds, level, model, replica, use, world
+
+B, C = model("b", 16, slots=1), model("c", 16, slots=1)
+STARTED = {name: History(starts_s=(10.0,), last_activity_s=T0 - 1) for name in "abc"}
+CALLS = [gateway(levels=[level("a", 0, 1)], uses=[use("a1", 1)])]
+
+
+def home(name: str = "own0", memory_gi: float = 16, **fields: Any) -> Slice:
+    """A Device of our own."""
+    return device(name, memory_gi, "w2", **{"product": "A100", "shared": True, **fields})
+
+
+def rents(
+    *own: Slice,
+    guests: tuple[Replica, ...] = (replica(A, "a1", on=["new0"]),),
+    others: tuple[Replica, ...] = (),
+    of: Any = None,
+    devices: int = 1,
+    models: tuple[Model, ...] = (A, B, C),
+    **fields: Any,
+) -> World:
+    """A Lease of Devices `new0` ... with these Replicas on it, beside Devices of our own."""
+    told_fields = {"gateways": CALLS, "histories": STARTED, "leading_since_s": T0 - 5000, **fields}
+    begin = offered(world(models, own, others, **told_fields), of or offer())
+    order = AcquireOrder(
+        id=LeaseId((of or offer()).provider, "l"), offer=of or offer(), devices=devices, owner=A.name, epoch=1,
+        due_s=T0 + 100,
+    )  # fmt: skip
+    ordered = told(begin, Acted(action=AcquireLease(order=order, reason="")))
+    here = arrived(ordered, T0, (of or offer()).provider, devices=devices)
+    there = {**here.replicas, **{one.id: one for one in guests}}
+    return known(replace(here, replicas=there))
+
+
+def move_of(name: str) -> Move:
+    """Home, of that Replica."""
+    return Move(replica=ReplicaId(name))
+
+
+def known(of: World) -> World:
+    """With all that is derived."""
+    after = rebuild(of, T0)
+    return replace(after, rented=rented(after, after.replicas))
+
+
+def moves(of: World, now_s: float = T0) -> list[tuple[str, Move | None]]:
+    """(Slice, whose place) of all that is started."""
+    return [
+        (one.replica.slices[0], one.replica.move) for one in plan(of, now_s).actions if isinstance(one, StartReplica)
+    ]
+
+
+@pytest.mark.parametrize("calls", [True, False])
+def test_who_is_on_what_costs_has_a_successor_started_at_home(calls: bool) -> None:
+    begin = rents(home(), gateways=CALLS if calls else [gateway()])
+    assert begin.rented == Rented(frozenset({ReplicaId("a1")}), frozenset({ModelName("a")}))
+    (start,) = [one for one in plan(begin, T0).actions if isinstance(one, StartReplica)]
+    assert (start.replica.slices, start.replica.move) == (("own0",), move_of("a1"))
+    assert start.reason == "move a: there is room without rack, which costs"
+
+
+def test_it_leaves_when_the_successor_serves_and_the_lease_goes_when_it_has_left() -> None:
+    def demand(now_s: float, scene: Scene) -> list[tuple[str, int, int]]:
+        del now_s
+        return [("a", 0, 1)]
+
+    scene = Scene(rents(home()), demand)
+    scene.run(30)
+    (left,) = [one for _, one in scene.verbs("drain") if isinstance(one, DrainReplica)]
+    assert left.reason == "another has taken its place, where nothing has to be paid for"
+    assert [one.slices for one in scene.world.replicas.values()] == [("own0",)]
+    assert not scene.world.rented.guests
+    scene.run(300)
+    assert {one.order.id.name for one in releases(one for _, one in scene.actions)} == {"l"}
+    assert not [one for _, one in scene.verbs("start")][1:], "nobody is sent to and fro"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        pytest.param(rents(), id="there is no room at home"),
+        pytest.param(rents(home("own0", memory_gi=1)), id="none that is large enough"),
+        pytest.param(rents(home(), of=offer(price_per_hour=0.0)), id="it costs nothing"),
+        pytest.param(
+            rents(home(), settings=Settings(capacity=(ProviderSettings(name="rack", keep_seconds=60.0),))),
+            id="its provider's keepSeconds is a number",
+        ),
+        pytest.param(
+            rents(home(), devices=2, guests=(replica(A, "a1", on=["new0"]), replica(B, "b1", on=["new1"]))),
+            id="not for all who are on it",
+        ),
+        pytest.param(
+            rents(home(), models=(replace(A, spec=replace(A.spec, rollout=Rollout(surge=0))), B, C)),
+            id="no second one may be beside it",
+        ),
+        pytest.param(
+            rents(home(), guests=(replica(A, "a1", on=["new0"], ready_s=T0 - 5, since_s=T0 - 5),)),
+            id="it has just come",
+        ),
+        pytest.param(rents(home(), undisturbed={"a1": "pdb"}), id="a PodDisruptionBudget forbids it"),
+        pytest.param(
+            rents(
+                home(),
+                others=(
+                    replica(B, "b1", on=["x"], state=S.STARTING, move=move_of("c1")),
+                    replica(C, "c1", on=["y"]),
+                ),
+            ),
+            id="another moves",
+        ),
+        pytest.param(rents(home(), gateways=[*CALLS, gateway("g2", seen_s=T0 - 100)]), id="a gateway is silent"),
+        pytest.param(
+            rents(home(product="T4"), models=(replace(A, spec=replace(A.spec, gpu=Gpu(models=("A100", "T4")))), B, C)),
+            id="its Model likes that product less",
+        ),
+        pytest.param(
+            rents(home(), gateways=[gateway(levels=[level("a", 0, 1), level("b", 1)], uses=[use("a1", 1)])]),
+            id="another Model takes that room",
+        ),
+    ],
+)
+def test_it_stays_where_it_is(begin: World) -> None:
+    assert not [move for _, move in moves(begin) if move is not None]
+
+
+def test_nobody_leaves_a_lease_that_would_not_go_all_the_same() -> None:
+    begin = rents(home())
+    theirs = replace(begin, others={begin.slices[SliceId("new0")].counted: 1})
+    (lease,) = begin.capacity.leases.values()
+    assert lease.listed is not None
+    alone = replace(lease, listed=replace(lease.listed, alone=True))
+    only = replace(begin, capacity=replace(begin.capacity, leases={lease.id: alone}))
+    on = {**only.slices, SliceId("w1-0"): device("w1-0", 16, "w1")}
+    beside = known(replace(only, slices=on, replicas={**only.replicas, ReplicaId("b1"): replica(B, "b1", on=["w1-0"])}))
+    assert [bool(moves(known(one))) for one in (begin, theirs, only, beside)] == [True, False, True, False]
+
+
+def test_of_two_leases_the_one_goes_first_that_fewer_keep() -> None:
+    two = (replica(A, "a1", on=["new0"]), replica(B, "b1", on=["new1"]))
+    begin = rents(home(), home("own1"), devices=2, guests=two)
+    (lease,) = begin.capacity.leases.values()
+    assert lease.listed is not None
+    whole = replace(lease.listed, name="m", node="n9", device_ids=(), offer=cloud())
+    added = replace(lease, id=LeaseId("cloud", "m"), offer=cloud(), listed=whole)
+    leases = {**begin.capacity.leases, added.id: added}
+    there = device("far0", 16, "n9", product="A100", shared=True)
+    alone = replica(C, "c1", on=["far0"])
+    both = replace(begin, capacity=replace(begin.capacity, leases=leases), slices={**begin.slices, there.id: there})
+    both = known(replace(both, replicas={**both.replicas, alone.id: alone}))
+    assert both.rented.guests == {"a1", "b1", "c1"}
+    assert moves(both) == [("own0", move_of("c1"))]
+
+
+def test_what_is_idle_in_the_place_of_a_guest_goes_when_a_start_is_not_worth_it() -> None:
+    idle = {**STARTED, "b": History(starts_s=(10.0,), last_activity_s=T0 - 55)}
+    begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle)
+    assert begin.rented.idlers == {"a", "b"}
+    assert not plan(begin, T0 - 6).actions
+    assert kinds(plan(begin, T0)) == ["drain b1"]
+    assert wanted(begin, B, T0 - 6).reason == "last used 49 s ago, idle window 50 s while its place lets capacity cost"
+    owned = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle, of=offer(price_per_hour=0.0))
+    assert not plan(owned, T0).actions, "else its idle window is longer"
+
+
+@pytest.mark.parametrize(
+    ("of", "on"),
+    [
+        pytest.param(replace(B, spec=replace(B.spec, idle_seconds=300.0)), home(), id="its document says how long"),
+        pytest.param(B, home(memory_gi=1), id="nobody could be there"),
+        pytest.param(B, home(product="T4"), id="it is of another product"),
+    ],
+)
+def test_what_is_idle_stays_where(of: Model, on: Slice) -> None:
+    idle = {**STARTED, "b": History(starts_s=(10.0,), last_activity_s=T0 - 55)}
+    likes = replace(A, spec=replace(A.spec, gpu=Gpu(models=("A100",))))
+    guest = replica(likes, "a1", on=["new0"])
+    begin = rents(on, guests=(guest,), others=(replica(of, "b1", on=["own0"]),), histories=idle, models=(likes, of, C))
+    assert not plan(begin, T0).actions
+
+
+def test_of_several_replicas_the_one_goes_first_that_costs() -> None:
+    both = (replica(A, "a1", on=["new0"], created_s=T0 - 3000),)
+    begin = rents(
+        home(), guests=both, others=(replica(A, "a2", on=["own0"], created_s=T0 - 2000),),
+        gateways=[gateway(levels=[level("a", 0, 1)], uses=[use("a1", 1)])],
+    )  # fmt: skip
+    assert kinds(plan(begin, T0)) == ["drain a1"], "though the other is younger and has no Calls"
