@@ -203,8 +203,8 @@ def _not_yet(case: _Case) -> tuple[str, float | None]:
     if have:
         low, high = PERSIST_S
         persist_s = PERSIST_UNKNOWN_S if median_s is None else min(max(median_s / 4, low), high)
-        due_s = (case.now_s if load.oldest_s is None else load.oldest_s) + persist_s
-        if case.now_s < due_s:
+        due_s = None if load.oldest_s is None else load.oldest_s + persist_s
+        if due_s is None or case.now_s < due_s:
             return f"one more starts when a Call has waited {seconds(persist_s)}", due_s
     call_s = mean_call_s(case.world, case.model.name, load)
     if median_s is not None and call_s is not None:

@@ -55,14 +55,19 @@ def rented(world: World, replicas: Mapping[ReplicaId, Replica]) -> Rented:
     guests = {one.id: one for those in _by_lease(world, replicas).values() for one in those}
     if not guests:
         return NOBODY
-    wants = {want for one in guests.values() if (want := _want(world, one)) is not None}
+    wants = [*{want for one in guests.values() if (want := _want(world, one)) is not None}]
+    sized: dict[tuple[str, int], list[Want]] = {}
+    """By product and memory of a Slice: who could be there as far as these tell."""
     idlers = {one.model for one in guests.values()}
-    for replica in replicas.values():
-        if replica.id in guests or replica.model in idlers or replica.state is not S.READY:
+    for replica in replicas.values() if wants else ():
+        if replica.model in idlers or replica.state is not S.READY:
             continue
-        there = [world.slices[id] for id in replica.slices if id in world.slices]
-        if any(_could_be(want, slice_) for want in wants for slice_ in there):
-            idlers.add(replica.model)
+        for slice_ in (world.slices[id] for id in replica.slices if id in world.slices):
+            key = slice_.product, slice_.memory_bytes
+            if key not in sized:
+                sized[key] = [one for one in wants if _has_size(one, slice_)]
+            if any(admits(one.selector, slice_) and not barred(one.choice, slice_) for one in sized[key]):
+                idlers.add(replica.model)
     return Rented(frozenset(guests), frozenset(idlers))
 
 
@@ -94,10 +99,8 @@ def _want(world: World, guest: Replica) -> Want | None:
     return want_of(model, 0, inf, Force.NONE, "", world.settings.pod)
 
 
-def _could_be(want: Want, slice_: Slice) -> bool:
-    """Whether it has the size, if nobody were there."""
-    fits = want.memory_bytes <= slice_.memory_bytes and want.kind.rank(slice_.product) is not None
-    return fits and admits(want.selector, slice_) and not barred(want.choice, slice_)
+def _has_size(want: Want, slice_: Slice) -> bool:
+    return want.memory_bytes <= slice_.memory_bytes and want.kind.rank(slice_.product) is not None
 
 
 def homeward(ground: Ground) -> Homeward:

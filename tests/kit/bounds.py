@@ -16,7 +16,6 @@ ROWS: dict[str, tuple[str, ...]] = {
     "for who needs all of one": ("autoscaler.wholes.REST_S", "autoscaler.emptying.EMPTYING_MAX"),
     "Replicas asked for in one tick": ("autoscaler.compare.WANTS_MAX",),
     "moves of Replicas for room in pieces": ("autoscaler.defrag.EVERY_S", "autoscaler.moves.AGAIN_S"),
-    "search for a way home from capacity that costs": ("autoscaler.homeward.LEASES_MAX",),
     "search for moves": (
         "autoscaler.defrag.KINDS_MAX",
         "autoscaler.defrag.WANTS_MAX",
@@ -25,6 +24,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.defrag.MOVES_MAX",
         "autoscaler.defrag.PROOFS_MAX",
     ),
+    "search for a way home from capacity that costs": ("autoscaler.homeward.LEASES_MAX",),
     "search for victims who may stay": (
         "autoscaler.spared.STEPS_MAX",
         "autoscaler.ground.MOVERS_MAX",
