@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from autoscaler.contract import ModelName, TenantName, Total
+from autoscaler.contract import ModelName, ReplicaId, TenantName, Total
 from autoscaler.demand import PEAK_BUCKET_S, Wanted, unserved_since_s, wanted
 from autoscaler.model import Model
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import Gateway, History, World
+from autoscaler.world import Gateway, History, Move, World
 from tests.kit.worlds import T0, Scene, device, gateway, level, model, replica, verb, world
 
 KNOWN = History(starts_s=(8.0,), last_activity_s=T0)
@@ -50,6 +50,13 @@ def test_a_spike_of_one_tick_starts_no_second_replica_but_a_lasting_one_does() -
     answer = ask(a, **spike)
     assert (answer.count, answer.next_s) == (1, T0 + 1.5)
     assert ask(a, now_s=T0 + 1.5, **spike).count == 3
+
+
+def test_while_nobody_waits_time_alone_starts_no_more() -> None:
+    a = model("a", slots=1, high=4)
+    left = [replica(a, "r1"), replica(a, "r2", move=Move(replica=ReplicaId("r1")))]
+    answer = ask(a, replicas=left, gateways=[gateway(levels=[level("a", 0, 2)])])
+    assert (answer.count, answer.next_s) == (2, None), "both serve, one in the place of the other"
 
 
 def test_a_replica_counts_with_the_slots_that_it_was_granted() -> None:
