@@ -1,0 +1,46 @@
+"""When the surge is over who is on a GPU of a fabric that costs goes home, and the GPU goes back.
+
+One autoscaler and one gateway as processes, a real API server and scheduler, nodes whose GPU count really changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from autoscaler.drivers.kubernetes.api import Api
+from tests.cluster.fabric import Stream, in_order, settings, slow
+from tests.cluster.rack import Rack, rack
+from tests.cluster.test_placing import held_by_others
+from tests.kit.observed import WAIT_S_MAX
+
+__all__ = ["rack"]
+"""A fixture, which pytest looks for here."""
+
+
+async def test_who_is_on_a_gpu_that_costs_moves_to_our_own_when_that_is_free_and_its_answer_is_whole(
+    rack: Rack, api: Api, namespace: str
+) -> None:
+    rack.house.write(slow("bob", 150), **settings(rack, node_costs=9.0))
+    async with rack.running(), AsyncExitStack() as others, asyncio.timeout(4 * WAIT_S_MAX):
+        await others.enter_async_context(held_by_others(api, rack.own.name))
+        async with Stream(rack, "bob") as stream:
+            await stream.goes_on()
+            ((guest, (_, node)),) = (await rack.placed("bob")).items()
+            assert node == rack.bare.name
+            await others.aclose()
+            while len(await rack.placed("bob")) < 2:
+                await asyncio.sleep(0.05)
+            assert not stream.whole, "its successor is there before it goes"
+            await stream.ends()
+        while f"gone {guest}" not in rack.diary:
+            await asyncio.sleep(0.05)
+        assert await rack.where() == {"bob": rack.own.name}
+        await rack.until_gone()
+        assert rack.counts == [0, 1, 0]
+        (came,) = (one for one in rack.diary if one.startswith("attached"))
+        assert in_order(rack.diary, came, f"gone {guest}", came.replace("attached", "detached"))
+        assert "move bob: there is room without rack, which costs" in rack.log()
+        await rack.answered("bob")
+        assert rack.counts == [0, 1, 0], "it is served at home"
+        assert not rack.waited
