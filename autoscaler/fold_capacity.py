@@ -88,7 +88,7 @@ def folded(draft: Draft, seen: Seen) -> None:
             _change(draft, awaited=seen.awaited)
         case LearntSeen():
             told = {kind: replace(one, idle_since_s=None) for kind, one in seen.learnt.items()}
-            _change(draft, learnt={**told, **capacity.learnt})
+            _change(draft, learnt={**capacity.learnt, **told})
 
 
 def forget(draft: Draft) -> None:

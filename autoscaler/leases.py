@@ -369,7 +369,7 @@ class ProviderTroubled(Said, frozen=True):
 
 
 class LearntSeen(Said, frozen=True):
-    """What was remembered before this process started."""
+    """What the leader before us had learnt."""
 
     learnt: dict[Kind, Learnt]
 

@@ -25,7 +25,6 @@ from autoscaler.drivers.base import Driver
 from autoscaler.drivers.cordons import CordonFile
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.histories import HistoryFile
-from autoscaler.drivers.learnt import LearntFile
 from autoscaler.drivers.lessons import LessonFile
 from autoscaler.drivers.local import LocalDriver
 from autoscaler.drivers.nvml import open_nvml
@@ -33,7 +32,6 @@ from autoscaler.drivers.processes import become_subreaper
 from autoscaler.drivers.records import StateDirectory, StateError
 from autoscaler.engines.installed import available
 from autoscaler.fit import Needs
-from autoscaler.leases import LearntSeen
 from autoscaler.log import Log
 from autoscaler.loop import Listener, Loop, Step
 from autoscaler.metrics import Metrics
@@ -121,7 +119,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     by_hand = options.parent is None  # else `serve` owns it
     state = StateDirectory.open(options.state) if by_hand else StateDirectory.attach(options.state)
     become_subreaper()
-    histories, learnt = HistoryFile(state, clock, time.time), LearntFile(state)
+    histories = HistoryFile(state, clock, time.time)
     devices = Devices(() if options.cluster else documents.settings.devices, nvml)
     driver: Driver
     house: Cluster | None = None
@@ -141,7 +139,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     cpu_bound = CpuBound(lambda: devices.measured, available())
     loop.listeners += listeners(metrics, preflight, cpu_bound, log)
     tell(seen(documents))
-    tutor = remember(histories, learnt, loop, Tutor(loop, LessonFile(state), clock))
+    tutor = remember(histories, loop, Tutor(loop, LessonFile(state), clock))
     loop.observe([GatewaySeen(gateway=GatewayId(path.stem)) for path in options.gateway_sockets])
     files = Files()
     orders = take_orders(state, loop, clock, house)
@@ -153,7 +151,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     process.settle()
     async with asyncio.TaskGroup() as tasks:
         all_along = (loop.run(), files.follow(), preflight.run(), cpu_bound.run(), tutor.run())
-        now_and_then = (save_often(histories, learnt, loop), reload(again, anew), tell_time(loop, clock, time.time))
+        now_and_then = (save_often(histories, loop), reload(again, anew), tell_time(loop, clock, time.time))
         running = [tasks.create_task(one) for one in (*all_along, *now_and_then)]
         if house is not None:
             running.append(tasks.create_task(house.run()))
@@ -166,7 +164,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
             task.cancel()
     if house is not None:
         await house.release()
-    save(histories, learnt, loop, at_once=True)
+    save(histories, loop, at_once=True)
     for runner in runners:
         await runner.cleanup()
 
@@ -205,13 +203,11 @@ def none_supplied() -> tuple[Supply | None, Located]:
     return None, as_it_is
 
 
-def remember(histories: HistoryFile, learnt: LearntFile, loop: Loop, tutor: Tutor) -> Tutor:
+def remember(histories: HistoryFile, loop: Loop, tutor: Tutor) -> Tutor:
     """What was learnt before this process started."""
     remembered, broken = histories.load()
-    of_offers, unread = learnt.load()
-    for line in filter(None, (broken, unread)):
-        say(line)
-    loop.observe([LearntSeen(learnt=of_offers)])
+    if broken:
+        say(broken)
     loop.observe([HistorySeen(model=model, history=history) for model, history in remembered.items()])
     tutor.remember()
     return tutor
@@ -307,17 +303,16 @@ async def read_again(options: AutoscalerOptions, loop: Loop, tell: Tell, located
         say(f"{error.message}; the last good documents stay in force")
 
 
-async def save_often(histories: HistoryFile, learnt: LearntFile, loop: Loop) -> None:
-    """Keeps what was learnt of starts and Offers on disk."""
+async def save_often(histories: HistoryFile, loop: Loop) -> None:
+    """Keeps what was learnt of starts on disk."""
     while True:
         await asyncio.sleep(SAVE_S)
-        save(histories, learnt, loop)
+        save(histories, loop)
 
 
-def save(histories: HistoryFile, learnt: LearntFile, loop: Loop, *, at_once: bool = False) -> None:
+def save(histories: HistoryFile, loop: Loop, *, at_once: bool = False) -> None:
     """A disk that is full costs what was learnt, never the autoscaler."""
     try:
         histories.save(loop.world.histories, at_once=at_once)
-        learnt.save(loop.world.capacity.learnt)
     except OSError as error:
         say(f"what was learnt cannot be kept ({error.strerror}): look at the state directory's disk")

@@ -34,6 +34,7 @@ from autoscaler.capacity.redfish_cluster import SECRETS, Access, ConfigMapNotes,
 from autoscaler.capacity.redfish_http import Service
 from autoscaler.capacity.redfish_reading import Reading
 from autoscaler.capacity.redfish_steps import Terms
+from autoscaler.capacity.remembering import Remembering
 from autoscaler.capacity.server import Object, Server
 from autoscaler.capacity.supplying import Observe, Supplying
 from autoscaler.capacity.using import in_use
@@ -194,6 +195,7 @@ class Supplies:
         self._supplying = Supplying({}, observe, clock)
         self._delaying = Delaying(server, leads)
         self._publishing = Publishing(server, places[1], self._published, clock)
+        self._remembering = Remembering(server, places[1], world, observe, leads)
         self._composes = False
         """The Settings name a fabric, or did: what was published of it is withdrawn."""
 
@@ -208,6 +210,7 @@ class Supplies:
     def on_step(self, step: Step) -> None:
         """Others may be named now, and other nodes may have what is lent."""
         self._delaying.look(step.after)
+        self._remembering.look()
         if step.before.settings.capacity != step.after.settings.capacity:
             self._changed.set()
         if step.before.capacity is not step.after.capacity or step.before.settings is not step.after.settings:
@@ -224,6 +227,7 @@ class Supplies:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._delaying.run())
             tasks.create_task(self._publishing.run())
+            tasks.create_task(self._remembering.run())
             tasks.create_task(self._supply())
 
     async def _supply(self) -> None:

@@ -21,6 +21,7 @@ from autoscaler.leases import (
     OFFERS_MAX,
     AcquireOrder,
     GroupsSeen,
+    LearntSeen,
     LeaseRefused,
     LeasesSeen,
     OffersSeen,
@@ -30,7 +31,7 @@ from autoscaler.leases import (
 )
 
 _log = logging.getLogger(__name__)
-Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | ProviderTroubled | GroupsSeen
+Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | ProviderTroubled | GroupsSeen | LearntSeen
 Observe = Callable[[tuple[Told, ...]], None]
 """Where it puts what it sees. Never blocks."""
 Order = AcquireOrder | ReleaseOrder

@@ -112,9 +112,10 @@ CAPACITY = {
     "published": ("redfish", "publish"),
     "queued": ("provisioningRequest",), "kueue": ("kueue",),
 }  # fmt: skip
-COMPOSED = grants("home", "", "configmaps", ("create",)) | grants(
-    "home", "", "configmaps", ("get", "patch"), "pilotlight-fabric"
+LEARNT = grants("home", "", "configmaps", ("create",)) | grants(
+    "home", "", "configmaps", ("get", "patch"), "pilotlight-learnt"
 )
+COMPOSED = grants("home", "", "configmaps", ("get", "patch"), "pilotlight-fabric")
 PUBLISHED = (
     grants("*", "resource.k8s.io", "resourceslices", ("create", "patch", "delete"))
     | grants("*", "resource.k8s.io", "resourceclaims", ("get",))
@@ -127,12 +128,12 @@ WANTED: dict[str, set[Grant]] = {
     "minimal": CLUSTER,
     "everything": CLUSTER | CORDON | CUTTING | adoption("*") | DELETION_COST | VOLUMES,
     "agents": CLUSTER | VOLUMES,
-    "fabric": CLUSTER | FABRIC | GROUPS | CORDON,
-    "nodes": CLUSTER | ADDED | GROUPS,
-    "composed": CLUSTER | COMPOSED | GROUPS | CORDON,
-    "published": CLUSTER | COMPOSED | PUBLISHED | GROUPS | CORDON,
-    "queued": CLUSTER | QUEUED | GROUPS,
-    "kueue": CLUSTER | KUEUE | GROUPS,
+    "fabric": CLUSTER | FABRIC | GROUPS | LEARNT | CORDON,
+    "nodes": CLUSTER | ADDED | GROUPS | LEARNT,
+    "composed": CLUSTER | COMPOSED | GROUPS | LEARNT | CORDON,
+    "published": CLUSTER | COMPOSED | PUBLISHED | GROUPS | LEARNT | CORDON,
+    "queued": CLUSTER | QUEUED | GROUPS | LEARNT,
+    "kueue": CLUSTER | KUEUE | GROUPS | LEARNT,
     "kubeai": CLUSTER | grants("*", "kubeai.org", "models", READ),
     "adopting": CLUSTER | adopted("team-a") | adopted("team-b"),
     "namespaced": documents("home") | adoption("home") | home("home") | QUOTAS,

@@ -104,6 +104,11 @@ _GROUPS = (
     Right("cluster.x-k8s.io", "machinesets", ("list",), "cluster", _GROWS, optional=True),
     Right("machine.openshift.io", "machinesets", ("list",), "cluster", _GROWS, optional=True),
 )
+_LEARNT = "what providers of capacity took is remembered by who leads next"
+_REMEMBERED = (
+    Right("", "configmaps", ("create",), "home", _LEARNT, optional=True),
+    Right("", "configmaps", ("get", "patch"), "home", _LEARNT, optional=True, name="pilotlight-learnt"),
+)
 _CAPACITY: Mapping[str, tuple[Right, ...]] = {
     "cro": (
         Right(_CRO, "composabilityrequests", ("list", "create", "patch", "delete"), "cluster", _FABRIC, optional=True),
@@ -121,7 +126,6 @@ _CAPACITY: Mapping[str, tuple[Right, ...]] = {
         Right("", "nodes", ("patch",), "cluster", "idle nodes of Karpenter do not stay for ever", optional=True),
     ),
     "redfish": (
-        Right("", "configmaps", ("create",), "home", _FABRIC, optional=True),
         Right("", "configmaps", ("get", "patch"), "home", _FABRIC, optional=True, name="pilotlight-fabric"),
         _KEPT,
     ),
@@ -193,7 +197,7 @@ def rights(
         return (*own, *_adoption(where, adopted), *_ENGINES, *_QUOTAS, *_HOME)
     changed = _CORDONS if cordons else () if cutting is None else (_CORDONS[0]._replace(use=_CUT),)
     own += [*([] if cutting is None else _cutting(*cutting)), *(_VOLUMES if volumes else ())]
-    own += _GROUPS if capacity else ()
+    own += (*_GROUPS, *_REMEMBERED) if capacity else ()
     own += [right for kind in sorted(_CAPACITY.keys() & set(capacity)) for right in _CAPACITY[kind]]
     return (*_EVERYWHERE, *changed, *own, *_adoption(where, adopted), *_ENGINES, *_CLAIMS, *_HOME)
 

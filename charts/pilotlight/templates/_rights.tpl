@@ -117,9 +117,13 @@ true
 {{/* What they may do in the release's own namespace. */}}
 {{- define "pilotlight.capacityHomeRules" -}}
 {{- $kinds := include "pilotlight.capacityKinds" . | splitList " " -}}
+{{- if compact $kinds }}
+# what they took, for who leads next
+- {apiGroups: [""], resources: [configmaps], verbs: [create]}
+- {apiGroups: [""], resources: [configmaps], resourceNames: [pilotlight-learnt], verbs: [get, patch]}
+{{- end }}
 {{- if has "redfish" $kinds }}
 # whose a fabric's blocks are, where it does not keep that itself
-- {apiGroups: [""], resources: [configmaps], verbs: [create]}
 - {apiGroups: [""], resources: [configmaps], resourceNames: [pilotlight-fabric], verbs: [get, patch]}
 {{- end }}
 {{- end -}}
