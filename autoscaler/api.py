@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from autoscaler import weightwords
 from autoscaler.contract import DeviceReport, ModelName, PodDevices, ReplicaId, TenantName
-from autoscaler.demand import NO_HISTORY, NO_LOAD, idle_window_s
+from autoscaler.demand import NO_HISTORY, NO_LOAD, idle_s
 from autoscaler.model import Model
 from autoscaler.nodes import devices_of, fresh, measured, shut
 from autoscaler.operators import closed, cordons_on
@@ -145,7 +145,7 @@ def model_view(world: World, model: Model) -> ModelView:
         demand=DemandView(waiting=load.waiting, running=load.running),
         last_start_seconds=history.starts_s[-1] if history.starts_s else None,
         last_start_phases={} if last is None else told_s(last),
-        idle_seconds=idle_window_s(model, history),
+        idle_seconds=idle_s(world, model, history)[0],
         idle_auto=model.spec.idle_seconds == "auto",
         weights=weightwords.word(world, model),
     )

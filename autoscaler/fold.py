@@ -23,8 +23,8 @@ from autoscaler import (
     fold_replicas,
     fold_reports,
     histories,
-    homeward,
     images,
+    rented,
 )
 from autoscaler.actions import AcquireLease, Acted, CutNode, ReleaseLease
 from autoscaler.awaited import AwaitedSeen
@@ -119,7 +119,7 @@ def fold(world: World, batch: Sequence[Observation], now_s: float) -> tuple[Worl
     draft = Draft(world, now_s)
     for observation in batch:
         _one(draft, observation)
-    _pass_time(draft)
+    _pass_time(draft, batch)
     after = draft.finish()
     return after, tuple(draft.transitions)
 
@@ -286,14 +286,15 @@ def _half_open(draft: Draft) -> None:
             draft.news = True
 
 
-def _pass_time(draft: Draft) -> None:
+def _pass_time(draft: Draft, batch: Sequence[Observation]) -> None:
     """Reports expire, and the demand that is there now is remembered."""
     fold_reports.expire(draft)
     fold_orders.carried_out(draft)
     fold_orders.forget(draft)
     fold_capacity.look(draft)
     ending.look(draft)
-    homeward.look(draft)
+    if any(not isinstance(one, Acted) for one in batch):  # after our own Actions who is where is as it was
+        rented.look(draft)
     for model, load in draft.sum_loads().items():
         spec = draft.world.models.get(model)
         if spec is not None:

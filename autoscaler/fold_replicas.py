@@ -80,7 +80,7 @@ def _start(draft: Draft, action: StartReplica) -> None:
         created_s=pending.created_s or draft.now_s,
         reason=pending.reason or action.reason,
     )
-    if after.move is not None:
+    if after.move is not None and after.move.room_for:
         draft.change(moved_s=draft.now_s)
     draft.put_replica(after)
     draft.record(pending, after, "place", action.reason)
@@ -126,6 +126,8 @@ def _stop(draft: Draft, action: StopReplica) -> None:
         return
     if must_go(draft.world, before) or is_lost(draft.world, before, draft.now_s):
         return
+    if before.model in draft.world.rented.idlers:
+        return  # its idle window was not its own: a start soon after is no regret
     if all(other.state in DOWN for other in draft.replicas_of(before.model)):
         draft.put_history(before.model, histories.stopped_idle(draft.history(before.model), draft.now_s))
 

@@ -142,12 +142,12 @@ class Move(Fact, frozen=True):
 
 
 class Rented(Fact, frozen=True):
-    """Who is on capacity that costs, and who else keeps it in use (`autoscaler.homeward`)."""
+    """Who is on capacity that costs, and who else keeps it in use (`autoscaler.rented`)."""
 
     guests: frozenset[ReplicaId] = frozenset()
     """Replicas on it."""
     idlers: frozenset[ModelName] = frozenset()
-    """Models whose Replicas, while they stand idle, let it cost: guests, and those in whose place a guest could be."""
+    """Models whose idle Replicas let it cost: those of guests, and of those in whose place a guest could be."""
 
 
 class Replica(Fact, frozen=True):
@@ -344,7 +344,7 @@ class World(Fact, frozen=True):
     fallen: dict[tuple[NodeId, DeviceId | None], Fall] = {}
     """By what ends with an MPS server: a Device, or (None) all that MPS shares of a node."""
     moved_s: float | None = None
-    """When a Replica was last started to take the place of another; None: never, under this leader."""
+    """When a Replica was last started to make room by taking the place of another; None: never, under this leader."""
     undisturbed: dict[ReplicaId, str] = {}
     """Replicas of which PodDisruptionBudgets allow no disruption now: their names. Nobody moves them."""
     copies: frozenset[Copy] = frozenset()

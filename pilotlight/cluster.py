@@ -131,7 +131,7 @@ class Cluster:
         if options.scope == "cluster":
             self.cordons = NodeCordons(acting, asking, self._observe, clock)
             self._cutter = NodeCutter(acting, asking, self._observe, lambda: self._loop.world.settings, clock)
-        places = (options.namespace, options.own_namespace)
+        places = (options.namespace, options.own_namespace, options.lease)
         self._supplies = Supplies(
             Objects(acting, asking), places, lambda: self._loop.world, self._observe, clock,
             leads=lambda: elector.writes_s() > 0,

@@ -184,18 +184,20 @@ class Supplies:
     """The loop's Supplier (`autoscaler.capacity.base`), for whatever the Settings name. A listener of the loop."""
 
     def __init__(
-        self, server: Server, places: tuple[str, str], world: Callable[[], World], observe: Observe,
+        self, server: Server, places: tuple[str, str, str], world: Callable[[], World], observe: Observe,
         clock: Callable[[], float], *, leads: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """`places`: the namespaces of the engines' pods, and our own. `leads`: whether this process may still write."""
+        """`places`: the namespaces of the engines' pods, and our own; our Lease of leadership there. `leads`: whether
+        this process may still write.
+        """
         self._leads = leads
-        self._server, self._places, self._world = server, places, world
+        self._server, self._places, self._world = server, places[:2], world
         self._observe, self._clock = observe, clock
         self._changed = asyncio.Event()
         self._supplying = Supplying({}, observe, clock)
         self._delaying = Delaying(server, leads)
         self._publishing = Publishing(server, places[1], self._published, clock)
-        self._remembering = Remembering(server, places[1], world, observe, leads)
+        self._remembering = Remembering(server, places[1:], world, observe, leads)
         self._composes = False
         """The Settings name a fabric, or did: what was published of it is withdrawn."""
 

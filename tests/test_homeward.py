@@ -10,12 +10,13 @@ from msgspec.structs import replace
 from autoscaler.actions import AcquireLease, Acted, DrainReplica, StartReplica
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import wanted
-from autoscaler.homeward import rented
+from autoscaler.draft import Draft
 from autoscaler.indices import rebuild
 from autoscaler.leases import AcquireOrder, LeaseId
 from autoscaler.model import Gpu, Model, Rollout
 from autoscaler.plan import plan
 from autoscaler.providers import ProviderSettings
+from autoscaler.rented import rented
 from autoscaler.settings import Settings
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import History, Move, Rented, Replica, Slice, SliceId, World
@@ -62,7 +63,7 @@ def move_of(name: str) -> Move:
 def known(of: World) -> World:
     """With all that is derived."""
     after = rebuild(of, T0)
-    return replace(after, rented=rented(after, after.replicas))
+    return replace(after, rented=rented(Draft(after, T0)))
 
 
 def moves(of: World, now_s: float = T0) -> list[tuple[str, Move | None]]:

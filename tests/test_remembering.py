@@ -9,7 +9,7 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.remembering import BYTES_MAX, KEY, NAME, RETRY_S, SAVE_S, Remembering, learnt_of, text_of
+from autoscaler.capacity.remembering import BYTES_MAX, NAME, RETRY_S, SAVE_S, Remembering, learnt_of, text_of
 from autoscaler.capacity.server import AnswerError
 from autoscaler.fold import Observation
 from autoscaler.leases import STARTS_MAX, Capacity, Kind, Learnt, LearntSeen
@@ -19,6 +19,7 @@ from tests.sim.virtual import run
 
 KIND, OTHER = Kind("rack", "A100", "w1"), Kind("cloud", "T4", "")
 ONCE = {KIND: Learnt(took_s=(1.5, 2.0), came=2, failed=1, gaps_s=(3.0, inf)), OTHER: Learnt(failed=4)}
+KEY = "pilotlight"
 PATH = f"/api/v1/namespaces/home/configmaps/{NAME}"
 
 
@@ -29,7 +30,7 @@ class Bench:
         self.server, self.may_write = server, True
         self.world = World(epoch=epoch, capacity=Capacity(providers=("rack",)))
         self.seen: list[Observation] = []
-        self.one = Remembering(server, "home", lambda: self.world, self.seen.extend, lambda: self.may_write)
+        self.one = Remembering(server, ("home", KEY), lambda: self.world, self.seen.extend, lambda: self.may_write)
         self.task = asyncio.create_task(self.one.run())
 
     async def looks(self, learnt: dict[Kind, Learnt] | None = None, **fields: int | bool) -> str:

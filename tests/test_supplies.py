@@ -76,7 +76,7 @@ class House:
     def supplies(self) -> Supplies:
         clock = asyncio.get_running_loop().time
         server = PlayedServer(clock)
-        return Supplies(server, ("engines", "home"), lambda: self.world, self.seen.extend, clock)
+        return Supplies(server, ("engines", "home", "pilotlight"), lambda: self.world, self.seen.extend, clock)
 
     def tell(self, of: Supplies, *entries: ProviderSettings) -> None:
         """The Settings say so now."""

@@ -21,7 +21,7 @@ from autoscaler.leases import GAPS_MAX, STARTS_MAX, Kind, Learnt, LearntSeen
 from autoscaler.world import World
 
 NAME: Final = "pilotlight-learnt"
-KEY: Final = "capacity.json"
+"""The ConfigMap: a key for each installation in its namespace, called as its Lease of leadership."""
 SAVE_S, RETRY_S = 60.0, 30.0
 """Between two writes; after one that failed."""
 BYTES_MAX: Final = 900_000
@@ -43,14 +43,20 @@ class Remembering:
     """`leads`: whether this process may write. A listener of the loop (`look`)."""
 
     def __init__(
-        self, server: Server, namespace: str, world: Callable[[], World], observe: Observe, leads: Callable[[], bool]
-    ) -> None:
-        self._server, self._all = server, f"/api/v1/namespaces/{namespace}/configmaps"
+        self, server: Server, place: tuple[str, str], world: Callable[[], World], observe: Observe,
+        leads: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """`place`: our own namespace, and what the Lease of leadership is called."""
+        self._server, self._all, self._key = server, f"/api/v1/namespaces/{place[0]}/configmaps", place[1]
         self._world, self._observe, self._leads = world, observe, leads
         self._epoch = 0
         """In which it was read."""
         self._there = False
         self._saved: Mapping[Kind, Learnt] = {}
+        self._text = ""
+        """As it is there."""
+        self._told = ""
+        """What went wrong last."""
         self._due = asyncio.Event()
 
     def look(self) -> None:
@@ -70,7 +76,9 @@ class Remembering:
                 await self._keep()
             except Exception as error:  # noqa: BLE001  whatever it was, it is tried again
                 said = str(error) if isinstance(error, AnswerError) else type(error).__name__  # it may have an address
-                log.warning("what was learnt of providers cannot be kept: %s", said)
+                if said != self._told:
+                    log.warning("what was learnt of providers cannot be kept: %s", said)
+                self._told = said
                 await asyncio.sleep(RETRY_S)
                 self.look()
 
@@ -81,17 +89,18 @@ class Remembering:
             self._epoch = world.epoch
             return
         learnt = world.capacity.learnt
-        if learnt != self._saved:
-            await self._write(text_of(learnt))
-        self._saved = learnt
+        text = text_of(learnt)
+        if text != self._text and (learnt or self._text):
+            await self._write(text)
+        self._saved, self._text, self._told = learnt, text, ""
         await asyncio.sleep(SAVE_S)
         self.look()
 
     async def _read(self) -> None:
         found = await self._server.find(f"{self._all}/{NAME}")
         self._there, self._saved = found is not None, {}
-        text = ((found or {}).get("data") or {}).get(KEY)
-        if text is None:
+        self._text = text = str(((found or {}).get("data") or {}).get(self._key, ""))
+        if not text:
             return
         try:
             self._saved = learnt_of(text)
@@ -101,10 +110,10 @@ class Remembering:
             self._observe((LearntSeen(learnt=dict(self._saved)),))
 
     async def _write(self, text: str) -> None:
-        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": {KEY: text}}
+        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": {self._key: text}}
         try:
             if self._there:
-                await self._server.patch(f"{self._all}/{NAME}", {"data": {KEY: text}})
+                await self._server.patch(f"{self._all}/{NAME}", {"data": {self._key: text}})
             else:
                 await self._server.create(self._all, made)
         except AnswerError as error:
