@@ -11,20 +11,23 @@ from autoscaler.actions import AcquireLease, Acted, DrainReplica, StartReplica
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import wanted
 from autoscaler.draft import Draft
+from autoscaler.homeward import LEADING_S, LEASES_MAX
 from autoscaler.indices import rebuild
 from autoscaler.leases import AcquireOrder, LeaseId
-from autoscaler.model import Gpu, Model, Rollout
+from autoscaler.model import Gpu, Model, ReplicaRange, Rollout
+from autoscaler.ordered import Cordon, CordonsSeen, Place
 from autoscaler.plan import plan
 from autoscaler.providers import ProviderSettings
 from autoscaler.rented import rented
 from autoscaler.settings import Settings
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import History, Move, Rented, Replica, Slice, SliceId, World
-from tests.kit.offered import A, arrived, cloud, offer, offered, releases, told
-from tests.kit.worlds import T0, Scene, device, gateway, kinds, level, model, replica, use, world
+from tests.kit.offered import A, acted, arrived, cloud, offer, offered, releases, told
+from tests.kit.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, world
 
 B, C = model("b", 16, slots=1), model("c", 16, slots=1)
 STARTED = {name: History(starts_s=(10.0,), last_activity_s=T0 - 1) for name in "abc"}
+HOSTS = "kubernetes.io/hostname"
 CALLS = [gateway(levels=[level("a", 0, 1)], uses=[use("a1", 1)])]
 
 
@@ -208,3 +211,110 @@ def test_of_several_replicas_the_one_goes_first_that_costs() -> None:
         gateways=[gateway(levels=[level("a", 0, 1)], uses=[use("a1", 1)])],
     )  # fmt: skip
     assert kinds(plan(begin, T0)) == ["drain a1"], "though the other is younger and has no Calls"
+
+
+def idle(*since_s: float, starts_s: float = 10.0) -> dict[str, History]:
+    """Of Models `b`, `c`: called so long ago."""
+    told_of = {
+        name: History(starts_s=(starts_s,), last_activity_s=T0 - s) for name, s in zip("bc", since_s, strict=False)
+    }
+    return {**STARTED, **told_of}
+
+
+def test_of_all_who_are_idle_the_one_called_the_longest_ago_is_in_the_way_and_nobody_while_a_place_is_free() -> None:
+    there = (replica(B, "b1", on=["own0"]), replica(C, "c1", on=["own1"]))
+    both = rents(home(), home("own1"), others=there, histories=idle(60, 70))
+    assert both.rented.idlers == {"a", "c"}
+    assert kinds(plan(both, T0)) == ["drain c1"]
+    assert rents(home(), home("own1"), home("own2"), others=there, histories=idle(60, 70)).rented.idlers == {"a"}
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        pytest.param(
+            rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle(60), undisturbed={"a1": "pdb"}),
+            id="the guest does not move",
+        ),
+        pytest.param(
+            rents(
+                home(product="T4"), others=(replica(B, "b1", on=["own0"]),), histories=idle(60),
+                models=(replace(A, spec=replace(A.spec, gpu=Gpu(models=("A100", "T4")))), B, C),
+            ),
+            id="the guest likes that less",
+        ),
+    ],
+)  # fmt: skip
+def test_nobody_is_in_the_way_of_who_would_not_move_there(begin: World) -> None:
+    assert begin.rented.idlers == {"a"}
+
+
+def test_a_device_whose_memory_nobody_knows_is_no_home_and_breaks_nothing() -> None:
+    begin = rents(home(), devices=2)
+    unknown = replace(begin.slices[SliceId("new1")], memory_bytes=0)
+    assert moves(known(replace(begin, slices={**begin.slices, unknown.id: unknown}))) == [("own0", move_of("a1"))]
+
+
+def test_leases_whose_guests_cannot_move_do_not_stand_before_others() -> None:
+    stuck = [model(f"s{number}", 16, slots=1, rollout=Rollout(surge=0)) for number in range(LEASES_MAX + 2)]
+    begin = rents(home(), models=(A, *stuck))
+    (lease,) = begin.capacity.leases.values()
+    assert lease.listed is not None
+    leases, slices, replicas = dict(begin.capacity.leases), dict(begin.slices), dict(begin.replicas)
+    for number, one in enumerate(stuck):
+        of = cloud(f"o{number}", price_per_hour=9.0)
+        whole = replace(lease.listed, name=f"s{number}", node=f"n{number}", device_ids=(), offer=of)
+        made = replace(lease, id=LeaseId("cloud", f"s{number}"), offer=of, listed=whole)
+        leases[made.id] = made
+        there = device(f"far{number}", 16, f"n{number}", product="A100", shared=True)
+        on = replica(one, f"r{number}", on=[there.id])
+        slices[there.id], replicas[on.id] = there, on
+    many = replace(begin, capacity=replace(begin.capacity, leases=leases), slices=slices, replicas=replicas)
+    assert moves(known(many)) == [("own0", move_of("a1"))]
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        pytest.param(
+            rents(home(), gateways=[gateway()], histories={"a": History(starts_s=(10.0,), last_activity_s=T0 - 45)}),
+            id="its idle window ends before a successor is ready",
+        ),
+        pytest.param(
+            rents(home(), home("own1"), others=(replica(A, "a2", on=["own0"], created_s=T0 - 150, ready_s=T0 - 140),)),
+            id="another serves the only Call",
+        ),
+        pytest.param(rents(home(), leading_since_s=T0 - LEADING_S + 1), id="who leads has only begun"),
+        pytest.param(
+            rents(
+                home(), home("own1"), others=(replica(A, "a2", on=["own0"]),),
+                models=(replace(A, spec=replace(A.spec, spread=HOSTS, replicas=ReplicaRange(min=2, max=4))),),
+            ),
+            id="its Model wants them apart",
+        ),
+    ],
+)  # fmt: skip
+def test_who_is_about_to_go_or_is_better_where_it_is_has_no_successor(begin: World) -> None:
+    assert not [move for _, move in moves(begin) if move is not None]
+
+
+def test_a_start_after_an_idle_window_that_was_cut_is_no_regret() -> None:
+    begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle(60))
+    assert kinds(plan(begin, T0)) == ["drain b1"]
+    after, _ = acted(told(begin, *(Acted(action=one) for one in plan(begin, T0).actions)), T0 + 1)
+    assert after.histories[B.name].stopped_idle_s is None
+
+
+def test_an_operators_orders_are_seen_at_once() -> None:
+    begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle(60))
+    place = Place("node", "w1")
+    drain = Cordon(place=place, node="w1", since_s=T0, drain=True)
+    after = told(begin, CordonsSeen(cordons=(drain,)))
+    assert after.rented.idlers == {"a"}, "who must go anyway is in nobody's way"
+    assert told(after, CordonsSeen(cordons=())).rented.idlers == {"a", "b"}
+
+
+def test_a_move_home_does_not_hold_up_moves_that_make_room() -> None:
+    begin = rents(home())
+    after = folded(begin, plan(begin, T0).actions)
+    assert after.moved_s is None

@@ -2,7 +2,8 @@
 
 Owns them. All know the same: Offers with prices and learnt times, who waits and until when. Whatever else the ledger
 does (nothing ordered twice, what does not come given up, what nobody waits for taken back) the others have, too. Theirs
-is a fixed time for which what is idle is kept, as Settings' `keepSeconds` say it; ours is that, and `auto`.
+is a fixed time for which what is idle is kept, as Settings' `keepSeconds` say it; ours is that, and `auto`, with which
+alone who is on what costs goes home when the surge is over.
 """
 
 from __future__ import annotations
