@@ -2,7 +2,7 @@
 
 `points`: cost, waits and energy of each rule on each market, pictures, and how ours compares: for each point of others
 the cheapest of ours by which nobody waits longer (p95). All are means of several seeds of luck with providers, which is
-the same for every rule; who gave up is counted over all of them. The trace is read from the folder that `GENTD26` names.
+the same for every rule; who gave up is counted over all of them. The trace is in the folder that `GENTD26` names.
 `surges`: ten thousand with faults: what was supplied twice, what was left. `QUICK=1`: two days of the trace, and 200.
 """
 
