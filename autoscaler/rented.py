@@ -1,9 +1,9 @@
 """Capacity that costs: who is on it, and who stands in the way of those who would leave it. Pure.
 
-Owns `World.rented`. A Lease is rented where it costs and its provider's `keepSeconds` is `auto`; home is what is of no
-Lease that costs. For a guest, who is on a rented Lease, there may be a free place at home; where there is none, the one
-who stood idle the longest of those in whose place it could be is in its way. Models of guests, and those in their way,
-keep nothing idle for longer than a start is worth (`autoscaler.demand`). It decides nothing.
+Owns `World.rented`. A Lease that is here and costs is rented; home is what is of no Lease that costs. For a guest, who
+is on a rented Lease, there may be a free place at home; where there is none, the one who stood idle the longest of
+those in whose place it could be is in its way. Models of guests, and those in their way, keep nothing idle for longer
+than a start is worth (`autoscaler.demand`). It decides nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from autoscaler.leased import is_of
 from autoscaler.leases import Lease, LeaseId
 from autoscaler.moves import movable
 from autoscaler.packing import Force, Want
-from autoscaler.providers import keeps
 from autoscaler.rulings import admits, barred
 from autoscaler.shelves import want_of
 from autoscaler.states import ReplicaState as S
@@ -37,7 +36,7 @@ def look(draft: Draft) -> None:
     same = all(one is other for one, other in zip(of_all, (*known, before.undisturbed), strict=True))
     if same and draft.replicas.now is before.replicas:
         return
-    some = any(_rented(world, lease) for lease in world.capacity.leases.values())
+    some = any(is_rented(lease) for lease in world.capacity.leases.values())
     now = rented(draft) if some else NOBODY
     if now != world.rented:
         draft.change(rented=now)
@@ -103,7 +102,7 @@ def by_lease(world: World, replicas: Mapping[ReplicaId, Replica]) -> dict[LeaseI
     """Rented Leases, and who is on each that anybody is on."""
     there: dict[str, list[Lease]] = {}
     for lease in world.capacity.leases.values():
-        if _rented(world, lease) and lease.listed is not None:
+        if is_rented(lease) and lease.listed is not None:
             there.setdefault(lease.listed.node, []).append(lease)
     found: dict[LeaseId, list[Replica]] = {}
     for replica in replicas.values() if there else ():
@@ -114,13 +113,13 @@ def by_lease(world: World, replicas: Mapping[ReplicaId, Replica]) -> dict[LeaseI
     return found
 
 
-def _rented(world: World, lease: Lease) -> bool:
-    here = lease.here_s is not None and not lease.leaving
-    return here and lease.offer.price_per_hour > 0 and keeps(world.settings.capacity, lease.id.provider) == "auto"
+def is_rented(lease: Lease) -> bool:
+    """Whether it is here, and costs."""
+    return lease.here_s is not None and not lease.leaving and lease.offer.price_per_hour > 0
 
 
 def dear_slices(world: World) -> frozenset[SliceId]:
-    """Of all Leases that cost, rented or not."""
+    """Of all Leases that cost, here or not."""
     there: dict[str, list[Lease]] = {}
     for lease in world.capacity.leases.values():
         if lease.listed is not None and lease.offer.price_per_hour > 0:

@@ -17,9 +17,7 @@ from autoscaler.leases import AcquireOrder, LeaseId
 from autoscaler.model import Gpu, Model, ReplicaRange, Rollout
 from autoscaler.ordered import Cordon, CordonsSeen, Place
 from autoscaler.plan import plan
-from autoscaler.providers import ProviderSettings
 from autoscaler.rented import rented
-from autoscaler.settings import Settings
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import History, Move, Rented, Replica, Slice, SliceId, World
 from tests.kit.offered import A, acted, arrived, cloud, offer, offered, releases, told
@@ -107,10 +105,6 @@ def test_it_leaves_when_the_successor_serves_and_the_lease_goes_when_it_has_left
         pytest.param(rents(), id="there is no room at home"),
         pytest.param(rents(home("own0", memory_gi=1)), id="none that is large enough"),
         pytest.param(rents(home(), of=offer(price_per_hour=0.0)), id="it costs nothing"),
-        pytest.param(
-            rents(home(), settings=Settings(capacity=(ProviderSettings(name="rack", keep_seconds=60.0),))),
-            id="its provider's keepSeconds is a number",
-        ),
         pytest.param(
             rents(home(), devices=2, guests=(replica(A, "a1", on=["new0"]), replica(B, "b1", on=["new1"]))),
             id="not for all who are on it",

@@ -2,19 +2,19 @@
 
 Owns them. All know the same: Offers with prices and learnt times, who waits and until when. Whatever else the ledger
 does (nothing ordered twice, what does not come given up, what nobody waits for taken back) the others have, too. Theirs
-is a fixed time for which what is idle is kept, as Settings' `keepSeconds` say it; ours is that, and `auto`, with which
-alone who is on what costs goes home when the surge is over.
+is a fixed time for which what is idle is kept, as Settings' `keepSeconds` say it; ours is that or `auto`, and who is on
+what costs goes home when the surge is over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import inf
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from autoscaler import ladder
+from autoscaler import ladder, rented
 from autoscaler.ladder import Rung
 from autoscaler.model import Auto
 
@@ -59,5 +59,6 @@ def acting(policy: Policy) -> Iterator[None]:
         attached = bool(one.offer.node)
         return (attached is not (policy.first == "gpu"), *ours(one)) if policy.first else ours(one)
 
-    with patch.object(ladder, "order", order):
+    stays = patch.object(rented, "is_rented", lambda lease: False) if not policy.ours else nullcontext()
+    with patch.object(ladder, "order", order), stays:
         yield
