@@ -74,7 +74,7 @@ class Remembering:
             self._due.clear()
             try:
                 await self._keep()
-            except Exception as error:  # noqa: BLE001  whatever it was, it is tried again
+            except Exception as error:  # noqa: BLE001  a Server may raise anything that is no answer (`Server`): told, tried again
                 said = str(error) if isinstance(error, AnswerError) else type(error).__name__  # it may have an address
                 if said != self._told:
                     log.warning("what was learnt of providers cannot be kept: %s", said)
