@@ -195,7 +195,7 @@ class Supplies:
         self._observe, self._clock = observe, clock
         self._changed = asyncio.Event()
         self._supplying = Supplying({}, observe, clock)
-        self._delaying = Delaying(server, leads)
+        self._delaying = Delaying(server, world, leads)
         self._publishing = Publishing(server, places[1], self._published, clock)
         self._remembering = Remembering(server, places[1:], world, observe, leads)
         self._composes = False
@@ -211,7 +211,7 @@ class Supplies:
 
     def on_step(self, step: Step) -> None:
         """Others may be named now, and other nodes may have what is lent."""
-        self._delaying.look(step.after)
+        self._delaying.look()
         self._remembering.look()
         if step.before.settings.capacity != step.after.settings.capacity:
             self._changed.set()

@@ -9,8 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.attached import lent
-from autoscaler.capacity.delaying import DELAY, NODES, RETRY_S, Delaying
+from autoscaler.capacity.delaying import DELAY, NODES, Delaying
 from autoscaler.capacity.server import AnswerError
+from autoscaler.capacity.upkeep import REST_S
 from autoscaler.leases import LeasesSeen
 from autoscaler.world import World
 from tests.kit.objects import PlayedServer
@@ -23,15 +24,16 @@ class Bench:
     """Two nodes, and what is known of Leases."""
 
     def __init__(self) -> None:
-        self.server, self.writes = PlayedServer(lambda: 0.0), True
+        self.server, self.writes, self.world = PlayedServer(lambda: 0.0), True, World(epoch=1)
         for name in ("w1", "w2"):
             self.server.put(f"{NODES}/{name}", {})
-        self.one = Delaying(self.server, lambda: self.writes)
+        self.one = Delaying(self.server, lambda: self.world, lambda: self.writes)
         self.task = asyncio.create_task(self.one.run())
 
     async def looks(self, world: World) -> list[str]:
         """Which nodes say so after it."""
-        self.one.look(world)
+        self.world = world
+        self.one.look()
         await asyncio.sleep(0.1)
         nodes = await self.server.items(NODES)
         return [one["metadata"]["name"] for one in nodes if DELAY in (one["metadata"].get("annotations") or {})]
@@ -111,7 +113,7 @@ def test_a_write_that_fails_is_tried_again_and_a_node_that_is_gone_is_none(caplo
         assert not await of.looks(attached())
         assert "nodes is forbidden" in caplog.text
         of.server.refused.clear()
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(REST_S[0])
         assert await of.looks(attached()) == ["w1"]
         del of.server.objects[f"{NODES}/w1"]
         assert not await of.looks(gone(attached()))

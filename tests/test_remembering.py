@@ -9,8 +9,9 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.remembering import BYTES_MAX, NAME, RETRY_S, SAVE_S, Remembering, learnt_of, text_of
+from autoscaler.capacity.remembering import BYTES_MAX, NAME, SAVE_S, Remembering, learnt_of, text_of
 from autoscaler.capacity.server import AnswerError
+from autoscaler.capacity.upkeep import REST_S
 from autoscaler.fold import Observation
 from autoscaler.leases import STARTS_MAX, Capacity, Kind, Learnt, LearntSeen
 from autoscaler.world import World
@@ -124,12 +125,12 @@ def test_what_cannot_be_written_is_tried_again(caplog: pytest.LogCaptureFixture)
         await one.looks()
         assert not await one.looks(ONCE)
         del one.server.refused["POST"]
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(REST_S[0])
         assert learnt_of(await one.looks()) == ONCE
         del one.server.objects[PATH]  # somebody takes it away
         await asyncio.sleep(SAVE_S)
         assert not await one.looks({KIND: Learnt(came=7)})
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(REST_S[0])
         assert learnt_of(await one.looks())[KIND].came == 7
 
     bench(scenario)

@@ -1,18 +1,17 @@
 """Looks at groups of machines (MachineSet, MachineDeployment), whoever makes them grow. I/O; decides nothing.
 
-Owns the pace: soon after one look the next where there are any, else rarely. What cannot be read is told in the log,
-once, and is as if it were not there: then what grows may be ordered a second time, as without this.
+Owns the pace: soon after one look the next where there are any, else rarely. What cannot be read (Upkeep) is as if it
+were not there: then what grows may be ordered a second time, as without this.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable
 from typing import Final
 
 from autoscaler.capacity.machinegroups import CAPI, DEPLOYMENT, OPENSHIFT, Found, groups
-from autoscaler.capacity.server import AnswerError, Object, Server
+from autoscaler.capacity.server import Object, Server
+from autoscaler.capacity.upkeep import Upkeep
 from autoscaler.leases import GroupsSeen
 from autoscaler.world import World
 
@@ -20,7 +19,6 @@ LOOK_S, NONE_S = 5.0, 60.0
 """From one look to the next, where there are groups and where there are none."""
 PODS: Final = "/api/v1/pods"
 WAITING: Final = "spec.nodeName=,status.phase=Pending"
-log = logging.getLogger(__name__)
 
 
 async def machines(server: Server) -> list[Found]:
@@ -46,35 +44,19 @@ async def _listed(server: Server, kind: str, version: str) -> list[Found]:
     return [Found(kind, {**one, "apiVersion": version}) for one in items]
 
 
-class Growing:
+class Growing(Upkeep):
     """`observe` is told what there is, at each look."""
 
     def __init__(
         self, server: Server, world: Callable[[], World], observe: Callable[[tuple[GroupsSeen, ...]], None]
     ) -> None:
+        super().__init__(self._once, "groups of machines are not read, so what grows there is not counted on")
         self._server, self._world, self._observe = server, world, observe
-        self._said = ""
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            found: list[Found] = []
-            try:
-                found = await machines(self._server)
-                await self._tell(found)
-                self._said = ""
-            except Exception as error:  # noqa: BLE001  whatever it was, it is asked again
-                self._say(str(error) if isinstance(error, AnswerError) else type(error).__name__)
-            await asyncio.sleep(LOOK_S if found else NONE_S)
-
-    async def _tell(self, found: list[Found]) -> None:
+    async def _once(self) -> float:
         """Pods that wait matter only where something may come for them."""
-        known = self._world().capacity.groups
+        found, known = await machines(self._server), self._world().capacity.groups
         if found or known:
             pods = await self._server.items(PODS, fieldSelector=WAITING) if found else []
             self._observe((GroupsSeen(groups=groups(found, pods, self._world().settings)),))
-
-    def _say(self, error: str) -> None:
-        if error != self._said:
-            log.warning("groups of machines are not read, so what grows there is not counted on: %s", error)
-        self._said = error
+        return LOOK_S if found else NONE_S

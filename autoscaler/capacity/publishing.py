@@ -4,21 +4,20 @@ Owns our ResourceSlices and the conditions that are ours in claims; what they sa
 one ResourceSlice, whose name follows from the pool's: whoever leads next takes it over. It has our label and namespace,
 and only such are touched. It chooses its node by name and not as `nodeName`, since a kubelet that starts deletes all of
 those that are of its node. First what is published is brought up to date, then claims are told, so that what one is
-sent away from is not given to it again. Whatever fails is tried anew from what there is then.
+sent away from is not given to it again. Whatever fails is tried anew from what there is then (Upkeep).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
-import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from autoscaler.awaited import DRIVER, written
+from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.server import CONFLICT, NOT_FOUND, AnswerError, Object, Server
+from autoscaler.capacity.upkeep import Upkeep
 from autoscaler.capacity.using import CLAIMS, SLICES
 from autoscaler.pledges import Pool, Published, Told
 from autoscaler.podspec import MANAGED_BY, OURS
@@ -28,66 +27,42 @@ LOOK_S: Final = 5.0
 """Without news it is looked this often, since time alone changes what could be attached."""
 SWEEP_S: Final = 60.0
 """And this often at what is published: others may have changed it."""
-REST_S: Final = (0.5, 30.0)
-"""After what failed: twice as long each time, up to the last."""
 HOME: Final = OURS + "home"
 _LABEL: Final = "pilotlight-fabric"
 UNBOUND: Final = (
     "the API server keeps no binding conditions of devices: have its gates DRADeviceBindingConditions and "
     "DRAResourceClaimDeviceStatus on, or say `publish: false`"
 )
-_log = logging.getLogger(__name__)
 
 
-class UnboundError(Exception):
+class UnboundError(RefusedError):
     """What was published would be given away before it is there."""
 
 
-class Publishing:
+class Publishing(Upkeep):
     """See the module. `home`: our namespace. `due`: what there is to show now; None: it is not known, or not ours."""
 
     def __init__(
         self, server: Server, home: str, due: Callable[[], Published | None], clock: Callable[[], float]
     ) -> None:
+        super().__init__(self._once, "what fabrics could attach is not published as it is")
         self._server, self._home, self._due, self._clock = server, home, due, clock
-        self._news = asyncio.Event()
         self._shown: tuple[Pool, ...] | None = None
         """What is published as far as is known; None: nobody knows."""
         self._swept_s = 0.0
-        self._said = ""
 
-    def look(self) -> None:
-        """There may be news."""
-        self._news.set()
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        rest_s = REST_S[0]
-        while True:
-            try:
-                await self._once()
-                rest_s, self._said = REST_S[0], ""
-            except Exception as error:  # noqa: BLE001  nobody knows what came of it: it is read again
-                self._shown = None
-                self._say(error)
-                await asyncio.sleep(rest_s)
-                rest_s = min(rest_s * 2.0, REST_S[1])
-                continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self._news.wait()
-            self._news.clear()
-
-    async def _once(self) -> None:
-        due = self._due()
+    async def _once(self) -> float:
+        due, shown = self._due(), self._shown
+        self._shown = None
         if due is None:
-            self._shown = None
-            return
-        if due.pools != self._shown or (due.pools and self._clock() >= self._swept_s + SWEEP_S):
+            return LOOK_S
+        if due.pools != shown or (due.pools and self._clock() >= self._swept_s + SWEEP_S):
             await self._publish(due.pools)
-            self._shown, self._swept_s = due.pools, self._clock()
+            self._swept_s = self._clock()
         for one in due.told:
-            await self._tell(one)
+            await self._tell_claim(one)
+        self._shown = due.pools
+        return LOOK_S
 
     # --- ResourceSlices -----------------------------------------------------------------------------------------------
 
@@ -128,7 +103,7 @@ class Publishing:
 
     # --- claims -------------------------------------------------------------------------------------------------------
 
-    async def _tell(self, told: Told) -> None:
+    async def _tell_claim(self, told: Told) -> None:
         """Whoever is another by now, or gone, is told nothing."""
         path = f"{CLAIMS.removesuffix('resourceclaims')}namespaces/{told.namespace}/resourceclaims/{told.name}"
         claim = await self._server.find(path)
@@ -144,14 +119,7 @@ class Publishing:
         except AnswerError as error:
             if error.status not in (CONFLICT, NOT_FOUND):
                 raise
-            self._news.set()  # it is another by now, and is looked at again
-
-    def _say(self, error: Exception) -> None:
-        """Once, as long as it is the same. The message of another than those may have an address in it."""
-        says = str(error) if isinstance(error, AnswerError | UnboundError) else type(error).__name__
-        if says != self._said:
-            self._said = says
-            _log.warning("what fabrics could attach is not published as it is: %s", says)
+            self.look()  # it is another by now, and is looked at again
 
 
 def name_of(pool: str) -> str:

@@ -2,7 +2,7 @@
 
 Owns it (`pilotlight-learnt`), so that what was learnt outlives pods, upgrades and leaders. Promises: only who leads
 writes it, at most once in SAVE_S, and not before it has read it; one that cannot be understood is told of in one line,
-and what Offers take is learnt again: then `expectedSeconds` counts. A write that fails is tried again.
+and what Offers take is learnt again: then `expectedSeconds` counts. What fails: see Upkeep.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import msgspec
 
 from autoscaler.capacity.server import CONFLICT, NOT_FOUND, AnswerError, Server
 from autoscaler.capacity.supplying import Observe
+from autoscaler.capacity.upkeep import Upkeep
 from autoscaler.leases import GAPS_MAX, STARTS_MAX, Kind, Learnt, LearntSeen
 from autoscaler.world import World
 
 NAME: Final = "pilotlight-learnt"
 """The ConfigMap: a key for each installation in its namespace, called as its Lease of leadership."""
-SAVE_S, RETRY_S = 60.0, 30.0
-"""Between two writes; after one that failed."""
+SAVE_S: Final = 60.0
+"""Between two writes."""
 BYTES_MAX: Final = 900_000
 """Of the text: a ConfigMap holds 1 MiB. Of more the kinds are kept that something was learnt of last."""
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class _Kept(msgspec.Struct, frozen=True):
     gaps_s: tuple[float | None, ...]
 
 
-class Remembering:
+class Remembering(Upkeep):
     """`leads`: whether this process may write. A listener of the loop (`look`)."""
 
     def __init__(
@@ -47,6 +48,7 @@ class Remembering:
         leads: Callable[[], bool],
     ) -> None:  # fmt: skip
         """`place`: our own namespace, and what the Lease of leadership is called."""
+        super().__init__(self._save, "what was learnt of providers cannot be kept")
         self._server, self._all, self._key = server, f"/api/v1/namespaces/{place[0]}/configmaps", place[1]
         self._world, self._observe, self._leads = world, observe, leads
         self._epoch = 0
@@ -55,46 +57,37 @@ class Remembering:
         self._saved: Mapping[Kind, Learnt] = {}
         self._text = ""
         """As it is there."""
-        self._told = ""
-        """What went wrong last."""
-        self._due = asyncio.Event()
 
     def look(self) -> None:
         """Something may be learnt by now, or we lead."""
-        world = self._world()
+        if self._due(self._world()):
+            super().look()
+
+    def _due(self, world: World) -> bool:
+        """Whether something is to be read or written."""
         if not (world.leads and self._leads()):
             self._epoch = 0
-        elif world.capacity.providers and (self._epoch != world.epoch or world.capacity.learnt is not self._saved):
-            self._due.set()
+            return False
+        new = self._epoch != world.epoch or world.capacity.learnt is not self._saved
+        return bool(world.capacity.providers) and new
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            await self._due.wait()
-            self._due.clear()
-            try:
-                await self._keep()
-            except Exception as error:  # noqa: BLE001  a Server may raise anything that is no answer (`Server`): told, tried again
-                said = str(error) if isinstance(error, AnswerError) else type(error).__name__  # it may have an address
-                if said != self._told:
-                    log.warning("what was learnt of providers cannot be kept: %s", said)
-                self._told = said
-                await asyncio.sleep(RETRY_S)
-                self.look()
-
-    async def _keep(self) -> None:
+    async def _save(self) -> float:
+        """What was learnt, when SAVE_S have passed since it was before; what is kept there is read first."""
         world = self._world()
+        if not self._due(world):
+            return inf
         if self._epoch != world.epoch:
             await self._read()
             self._epoch = world.epoch
-            return
+            return inf
         learnt = world.capacity.learnt
         text = text_of(learnt)
-        if text != self._text and (learnt or self._text):
+        new = text != self._text and bool(learnt or self._text)
+        if new:
             await self._write(text)
-        self._saved, self._text, self._told = learnt, text, ""
-        await asyncio.sleep(SAVE_S)
-        self.look()
+        self._saved, self._text = learnt, text
+        await asyncio.sleep(SAVE_S if new else 0.0)
+        return 0.0
 
     async def _read(self) -> None:
         found = await self._server.find(f"{self._all}/{NAME}")

@@ -1,0 +1,70 @@
+"""What we keep at the API server is done when there is news, and again after what failed."""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+
+import pytest
+
+from autoscaler.capacity.base import RefusedError
+from autoscaler.capacity.server import AnswerError
+from autoscaler.capacity.upkeep import REST_S, Upkeep
+from tests.sim.virtual import run
+
+
+class Kept:
+    """Says when it was done; `fails` at each of these, first to last."""
+
+    def __init__(self, *fails: Exception | None, wait_s: float = inf, takes_s: float = 0.0) -> None:
+        self.fails, self.wait_s, self.takes_s = [*fails], wait_s, takes_s
+        self.at_s: list[float] = []
+        self.one = Upkeep(self.keep, "it is not as it should be")
+
+    async def keep(self) -> float:
+        self.at_s.append(round(asyncio.get_running_loop().time(), 3))
+        await asyncio.sleep(self.takes_s)
+        if self.fails and (error := self.fails.pop(0)):
+            raise error
+        return self.wait_s
+
+    def play(self, until_s: float, *news_s: float) -> list[float]:
+        """When it was done, from the begin on, with news at these times."""
+
+        async def whole() -> float:
+            loop = asyncio.get_running_loop()
+            began_s, task = loop.time(), asyncio.create_task(self.one.run())
+            for at_s in news_s:
+                loop.call_at(began_s + at_s, self.one.look)
+            await asyncio.sleep(until_s)
+            task.cancel()
+            return began_s
+
+        began_s = run(whole())
+        return [round(at_s - began_s, 3) for at_s in self.at_s]
+
+
+def test_it_is_done_at_once_and_then_when_there_is_news() -> None:
+    assert Kept().play(100.0, 3.0, 7.0) == [0.0, 3.0, 7.0]
+
+
+def test_without_news_it_is_done_when_it_wants_to_be() -> None:
+    assert Kept(wait_s=5.0).play(11.0, 2.0) == [0.0, 2.0, 7.0]
+
+
+def test_news_that_come_while_it_is_done_are_not_missed() -> None:
+    assert Kept(takes_s=4.0).play(100.0, 1.0, 2.0) == [0.0, 4.0]
+
+
+def test_what_fails_is_tried_again_ever_less_often_and_soon_once_it_went_well() -> None:
+    error, first = TimeoutError(), REST_S[0]
+    at_s = Kept(error, error, None, error).play(20.0, 10.0)
+    assert at_s == [0.0, first, 3 * first, 10.0, 10.0 + first]
+    assert Kept(*[error] * 20).play(1000.0)[-1] == pytest.approx(14 * REST_S[1], abs=2 * REST_S[1])
+
+
+def test_the_same_failure_is_told_once_and_another_again(caplog: pytest.LogCaptureFixture) -> None:
+    no, off = AnswerError(403, "Forbidden", "no right"), RefusedError("it is off")
+    Kept(no, no, off, None, off, ConnectionError("10.0.0.1 is away")).play(100.0, 50.0)
+    told = [f"it is not as it should be: {says}" for says in (str(no), "it is off", "it is off", "ConnectionError")]
+    assert caplog.messages == told, "and nobody's address"
