@@ -155,9 +155,10 @@ async def release(
         async with names(api):
             yield Release(chart, config, api, namespace, engines, bed.logs, bed.name)
             await asyncio.to_thread(config.uninstall, RELEASE, ignore_not_found=True)
-    for one in (engines, f"{namespace}-agents"):
+    tiny = f"{definitions.models(engines)}/tiny"  # a namespace whose pods nobody ends any more keeps it
+    for path in (tiny, f"/api/v1/namespaces/{engines}", f"/api/v1/namespaces/{namespace}-agents"):
         with contextlib.suppress(ApiError):
-            await api.delete(f"/api/v1/namespaces/{one}")
+            await api.delete(path)
 
 
 @contextlib.asynccontextmanager
