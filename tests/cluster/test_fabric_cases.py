@@ -74,7 +74,7 @@ async def test_case_3_of_a_node_that_nobody_needs_the_gpus_go_first_and_then_the
 ) -> None:
     """It would be kept for long, for it is dear to have again: it goes since its node does."""
     rack.house.write(
-        ada(), model("bob", idleSeconds=1, replicas={"max": 1}), **rack.settings(expected_s=300)
+        ada(), model("bob", idleSeconds=5, replicas={"max": 1}), **rack.settings(expected_s=300)
     )  # fmt: skip
     rack.nodes, group = [rack.own], Group(rack, gpus=0, most=1, least=1, unneeded_s=inf, shared_fabric=True)
     async with group.running(), rack.running(), asyncio.timeout(4 * WAIT_S_MAX):
