@@ -1,19 +1,17 @@
 """The ledger of what is lacking: for each Replica without room at most one Lease is on its way, hedges apart. Pure.
 
-Owns what is ordered and what is given back. Who lacks room and has some on a Lease that is on its way waits for that;
-for the others the Offer is taken that `autoscaler.ladder` puts first, as few Devices of it as do, and whoever else has
-room on it waits for it, too; so does who has room on what somebody else's machines bring. A Lease that does not come by
-its time is given up, one that nobody waits for any more is taken back before it comes, and one that stands idle goes
-when keeping it costs more than it is worth.
+Owns what is ordered; what is given back is `autoscaler.returning`'s. Who lacks room and has some on a Lease that is on
+its way waits for that; for the others the Offer is taken that `autoscaler.ladder` puts first, as few Devices of it as
+do, and whoever else has room on it waits for it, too; so does who has room on what somebody else's machines bring. What
+stands in a queue longer than it usually takes, nobody waits for: it stays there, and other Offers are taken beside it.
 
 Promises: nothing is ordered of a provider whose Leases are not known, nor of any while another's are not (a minute at
-most); nothing is given back that a Replica is on, nor while it is not known who calls; nothing is forced but what an
-operator drains by force. It performs nothing.
+most). It performs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -22,20 +20,15 @@ from autoscaler.ahead import floor
 from autoscaler.alike import Answers
 from autoscaler.awaited import is_claims
 from autoscaler.contract import ModelName
-from autoscaler.delivery import NO_LEARNT, Expected, expected, keep_s
-from autoscaler.drain import complete
-from autoscaler.ending import ends, unneeded
+from autoscaler.delivery import NO_LEARNT, Expected, due_after_s, expected
 from autoscaler.groups import on_their_way
 from autoscaler.ladder import Chosen, Rung, climb, first, rung
-from autoscaler.leased import beside, hindered, slices_of
-from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId, ReleaseOrder, next_name
-from autoscaler.nodefabric import failed
-from autoscaler.operators import detached
+from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId, next_name
 from autoscaler.packer import order
 from autoscaler.packing import Force, Missing, Packing, Want
-from autoscaler.pledges import CLAIM_S, Pledge, pledge
-from autoscaler.providers import keeps
+from autoscaler.pledges import Pledge, pledge
 from autoscaler.remaining import SILENT, barred, heard, left
+from autoscaler.returning import returned
 from autoscaler.tryout import Ground, covered, devices_for, fewest
 from autoscaler.words import seconds
 from autoscaler.world import Replica, World
@@ -48,19 +41,8 @@ ORDERS_MAX = 8
 """In one Plan; the next orders more."""
 UNLISTED_S = 60.0
 """A provider that says nothing to a new leader may have anything on its way; so long nothing is ordered elsewhere."""
-DUE_FACTOR, DUE_S = 3.0, (30.0, 3600.0)
-"""A Lease is given up after so many times its 95th percentile, within these; one in a queue is not."""
-WITHDRAW_S = 10.0
-"""What was ordered is not taken back before: whose Calls left for a moment comes back."""
-STRAY_S = 10.0
-"""What comes when nobody waits for it is somebody's in this time, or goes."""
 REORDER_S = 15.0
 """A list that began so long after an order and does not show it: it was lost, and is said again, by the same name."""
-RETRY_S = (10.0, 60.0)
-"""From one order to give back to the next, twice as long each time."""
-
-
-FORCED = "; it does not go, so it is detached by force"
 
 
 class Found(NamedTuple):
@@ -93,15 +75,19 @@ class _Ledger:
     def __init__(self, ground: Ground, unmet: Sequence[Missing]) -> None:
         self.ground, self.unmet = ground._replace(answers=Answers()), unmet
         self.world, self.now_s, self.capacity = ground.world, ground.now_s, ground.world.capacity
-        lacking = [one.want for one in unmet if not one.promised and one.want.force > Force.NONE]
-        self.wants = sorted(lacking, key=order)[:WANTS_MAX]
+        self.next_s = inf
         ground = self.ground
         self.others = {one.id: one for one in on_their_way(self.world, self.now_s)}
         """What somebody else's machines bring: waited for, and never given back."""
         there = (*self.capacity.leases.values(), *self.others.values())
         coming = [one for one in there if one.coming(self.now_s) and not is_claims(one.owner)]
         coming.sort(key=lambda one: (one.asked_s + self._expected(one.offer).p50_s, one.id))
-        queued = {one.id for one in coming if self._expected(one.offer).p50_s == inf}
+        lacking = [one.want for one in unmet if not one.promised and one.want.force > Force.NONE]
+        hopeful = self._hopeful(coming)
+        able = sorted(filter(hopeful, lacking), key=order)
+        self.wants, self.later_wants = able[:WANTS_MAX], {one.model for one in able[WANTS_MAX:]}
+        self.vain = [one for one in lacking if not hopeful(one)]
+        queued = {one.id for one in coming if self._stands(one)}
         self.queued = covered(ground, self.wants, [one for one in coming if one.id in queued])
         self.hedged = covered(ground, self.wants, [one for one in coming if one.id not in queued and one.hedge])
         due = covered(ground, self.wants, [one for one in coming if one.id not in queued and not one.hedge])
@@ -117,7 +103,6 @@ class _Ledger:
         self.asked: set[Want] = set()
         """Who has something in a queue from this Plan on."""
         self._tried: dict[tuple[Want, OfferId, int], int | None] = {}
-        self.next_s = inf
         self.asks = False
         """It is not known yet what providers have: nothing is ordered, and nobody is told that there is nothing."""
 
@@ -128,6 +113,30 @@ class _Ledger:
 
     def _expected(self, offer: Offer) -> Expected:
         return expected(offer, self.capacity.learnt.get(offer.kind, NO_LEARNT))
+
+    def _hopeful(self, coming: Iterable[Lease]) -> Callable[[Want], bool]:
+        """Whether anything on offer, or on its way, has the size that a Want needs and is a product that it takes: so
+        who can have nothing stands before nobody.
+        """
+        offers = (*(one for each in self.capacity.offers.values() for one in each), *(one.offer for one in coming))
+        there = {(one.product, one.memory_bytes // one.parts) for one in offers}
+        known: dict[tuple[tuple[str, ...], int], bool] = {}
+
+        def one(want: Want) -> bool:
+            key = want.products, want.memory_bytes - want.spare_bytes
+            if key not in known:
+                known[key] = any(key[1] <= size and want.kind.rank(of) is not None for of, size in there)
+            return known[key]
+
+        return one
+
+    def _stands(self, lease: Lease) -> bool:
+        """Whether nobody can say when it comes out of its queue."""
+        takes = self._expected(lease.offer)
+        if takes.p50_s == inf or not lease.offer.queued:
+            return takes.p50_s == inf
+        self.later(lease.asked_s + takes.p95_s)
+        return self.now_s >= lease.asked_s + takes.p95_s or (lease.listed is not None and lease.listed.dry)
 
     def settled(self) -> Found:
         """All of it."""
@@ -160,6 +169,8 @@ class _Ledger:
                 self.orders.append(AcquireLease(order=again, reason="nobody has seen it: the order may be lost"))
         for awaited in self.capacity.awaited:
             self._pledge(pledge(awaited, self.world, self.leases.values(), self.now_s))
+        if self.vain:
+            self.said |= dict.fromkeys(self.vain, self._none())
         for want in self.wants:
             if want in self.got or len(self.orders) >= ORDERS_MAX:
                 continue
@@ -212,7 +223,7 @@ class _Ledger:
             for offer in sorted(self.capacity.offers[provider], key=lambda one: one.name):
                 if not heard(self.capacity, provider, self.now_s):
                     yield offer, SILENT
-                elif want in self.queued and self._expected(offer).p50_s == inf:
+                elif want in self.queued and (offer.queued or self._expected(offer).p50_s == inf):
                     yield offer, "one of that kind waits in a queue for it"
                 else:
                     yield offer, self._left(offer)
@@ -250,7 +261,7 @@ class _Ledger:
         self, owner: ModelName, offer: Offer, devices: int, takes: Expected, reason: str, *, hedge: bool = False
     ) -> Lease:
         """It is ordered."""
-        name, due_s = next_name(owner, {id.name for id in self.leases}), self.now_s + due_after_s(takes)
+        name, due_s = next_name(owner, {id.name for id in self.leases}), self.now_s + due_after_s(offer, takes)
         made = AcquireOrder(
             id=LeaseId(offer.provider, name), offer=offer, devices=devices, owner=owner, epoch=self.world.epoch,
             due_s=due_s, hedge=hedge,
@@ -264,84 +275,10 @@ class _Ledger:
         self.orders.append(AcquireLease(order=made, reason=reason))
         return lease
 
-    # --- what goes ----------------------------------------------------------------------------------------------------
-
     def _released(self) -> Iterator[ReleaseLease]:
         wanted = {*self.got.values(), *self.hedged.values(), *self.queued.values(), *self.pledged}
-        told = complete(self.world, self.now_s)
-        for lease in sorted(self.capacity.leases.values(), key=lambda one: one.id):
-            if lease.leaving:
-                why, uncommitted = self._again(lease), lease.uncommitted
-            elif lease.here_s is not None and not (lease.failed and not lease.in_use):
-                sure = told or (is_claims(lease.owner) and not lease.used)
-                why, uncommitted = self._idle(lease) if sure else "", False
-            else:
-                why, uncommitted = self._late(lease)
-                if not why and (told or is_claims(lease.owner)) and lease.id not in wanted:
-                    why, uncommitted = self._unwanted(lease), True
-            if why:
-                force = lease.leaving and self._forced(lease)  # at first it goes as any other does
-                released = ReleaseOrder(id=lease.id, epoch=self.world.epoch, uncommitted=uncommitted, force=force)
-                yield ReleaseLease(order=released, reason=f"{why}{FORCED if force else ''}")
-
-    def _forced(self, lease: Lease) -> bool:
-        return detached(self.world, lease) and not beside(self.world, lease)
-
-    def _again(self, lease: Lease) -> str:
-        since_s = lease.release_s if lease.release_s is not None else self.now_s
-        due_s = since_s + min(RETRY_S[0] * 2.0 ** max(0, lease.releases - 1), RETRY_S[1])
-        self.later(due_s)
-        return lease.why or "it is given back" if self.now_s >= due_s else ""
-
-    def _late(self, lease: Lease) -> tuple[str, bool]:
-        """It failed, or does not come."""
-        listed = lease.listed
-        if listed is not None and listed.phase == "failed":
-            return f"it failed: {listed.says or 'its provider does not say why'}", False
-        due_s = lease.given_up_s
-        self.later(due_s)
-        if self.now_s < due_s:
-            return "", False
-        shown = self.capacity.listed_s.get(lease.id.provider, -inf) >= due_s
-        unseen = failed(lease, self.world.nodes, self.world.settings)
-        if unseen:
-            return f"it failed: {unseen}", False
-        return f"not here after {seconds(self.now_s - lease.asked_s)}", not (shown and lease.committed)
-
-    def _unwanted(self, lease: Lease) -> str:
-        """What has come so far that it is paid for comes."""
-        if lease.committed:
-            return ""
-        due_s = lease.asked_s if lease.hedge else lease.asked_s + WITHDRAW_S
-        self.later(due_s)
-        return "nobody waits for it any more" if self.now_s >= due_s else ""
-
-    def _idle(self, lease: Lease) -> str:
-        since_s = lease.idle_since_s
-        if lease.in_use or since_s is None or any(one.id in self.ground.taken for one in slices_of(self.world, lease)):
-            return ""
-        if detached(self.world, lease):
-            return "an operator drains it by force"
-        idle_s, learnt = self.now_s - since_s, self.capacity.learnt.get(lease.offer.kind, NO_LEARNT)
-        attach_s = self._expected(lease.offer).p50_s
-        said = keeps(self.world.settings.capacity, lease.id.provider)
-        kept_s = keep_s(learnt, min(attach_s, DUE_S[1]), idle_s) if said == "auto" else said
-        kept_s = STRAY_S if lease.stray and not lease.used else kept_s
-        unclaimed = is_claims(lease.owner) and not lease.used
-        kept_s = CLAIM_S if unclaimed else kept_s
-        if ends(self.world, lease):
-            return "it ends, and nobody is on it"
-        with_node = unneeded(self.world, lease)
-        kept_s = min(kept_s, STRAY_S) if with_node else kept_s
-        self.later(since_s + kept_s)
-        if idle_s < kept_s or hindered(self.world, lease):
-            return ""
-        if with_node:
-            return f"nobody is on it, and node {lease.offer.node} is to be removed as unneeded"
-        if unclaimed:
-            return f"nobody was given it in {seconds(idle_s)}"
-        why = "to have it again is worth" if said == "auto" else "its provider's keepSeconds is"
-        return f"idle for {seconds(idle_s)}, and {why} {seconds(kept_s)}"
+        wanted |= {one.id for one in self.capacity.leases.values() if one.owner in self.later_wants}
+        return returned(self.ground, frozenset(wanted), self.later)
 
     # --- words --------------------------------------------------------------------------------------------------------
 
@@ -351,7 +288,7 @@ class _Ledger:
         got = self.got.get(want)
         lease = None if got is None else self.leases.get(got) or self.others.get(got)
         if lease is not None:
-            left_s = max(0.0, lease.asked_s + self._expected(lease.offer).p50_s - self.now_s)
+            left_s = self._expected(lease.offer).left_s(self.now_s - lease.asked_s)
             where = f" on {lease.offer.node}" if lease.offer.node else ""
             what = f"{lease.devices} x {lease.offer.product}{where}"
             reason = f"{lease.id.provider} brings {what}, in about {seconds(left_s)}"
@@ -388,10 +325,3 @@ def deadline(world: World, model: ModelName, now_s: float) -> float:
     waits = ((seen_s, one.soonest_deadline_s) for seen_s, one in levels if one.waiting)
     given_up_s = min((seen_s + left_s for seen_s, left_s in waits if left_s is not None), default=inf)
     return min(given_up_s, floor(world, world.models[model], now_s).begins_s if model in world.models else inf)
-
-
-def due_after_s(takes: Expected) -> float:
-    """How long what is ordered is waited for."""
-    if takes.p50_s == inf:
-        return inf
-    return min(max(takes.p95_s * DUE_FACTOR, DUE_S[0]), DUE_S[1])

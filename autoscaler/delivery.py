@@ -8,7 +8,8 @@ Times are taken to be log-normal: what takes long at times takes very long.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import erf, exp, inf, log, sqrt
+from math import exp, inf, log
+from statistics import NormalDist
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -20,10 +21,15 @@ PRIOR = 3
 P95_RATIO = 3.0
 """Of the 95th percentile to the median, while nothing is learnt."""
 P95_RATIO_MIN = 1.2
-_P95 = 1.6449
+_NORMAL = NormalDist()
+_P95 = _NORMAL.inv_cdf(0.95)
+SURE = 1 - 1e-9
+"""Of what should have come with this likelihood the rest of the distribution tells nothing more."""
 CONFIDENCE_WEIGHT, COUNTED_MAX = 4, 32
 WAIT_WORTH = 4.0
 """A second that Calls wait for a Device is worth so many seconds in which one stands idle."""
+DUE_FACTOR, DUE_S = 3.0, (30.0, 3600.0)
+"""A Lease is given up after so many times its 95th percentile, within these, and never before that percentile."""
 KEPT_S = (30.0, 1800.0)
 """What comes quickly, and what takes ages, is kept idle within these, while nothing is learnt."""
 GAPS_MIN = 3
@@ -56,8 +62,20 @@ class Expected(NamedTuple):
             return 0.0
         if seconds == inf:
             return self.confidence
-        z = (log(seconds) - log(self.p50_s)) / self.spread
-        return self.confidence * 0.5 * (1.0 + erf(z / sqrt(2.0)))
+        return self.confidence * self._come(seconds)
+
+    def left_s(self, past_s: float) -> float:
+        """After so many seconds in which it did not come, the median of how much longer it takes."""
+        if past_s <= 0 or self.p50_s == inf:
+            return self.p50_s
+        come = self._come(past_s)
+        if come > SURE:
+            return past_s
+        return max(0.0, self.p50_s * exp(self.spread * _NORMAL.inv_cdf((1.0 + come) / 2.0)) - past_s)
+
+    def _come(self, seconds: float) -> float:
+        """The part, of those that come, that is there by then."""
+        return _NORMAL.cdf((log(seconds) - log(self.p50_s)) / self.spread)
 
 
 def expected(offer: Offer, learnt: Learnt = NO_LEARNT) -> Expected:
@@ -74,6 +92,13 @@ def expected(offer: Offer, learnt: Learnt = NO_LEARNT) -> Expected:
     ratio = max(P95_RATIO_MIN, took[min(len(took) - 1, int(0.95 * len(took)))] / p50_s)
     weight = PRIOR / (PRIOR + len(learnt.took_s))
     return Expected(p50_s, p50_s * max(P95_RATIO_MIN, weight * P95_RATIO + (1 - weight) * ratio), confidence)
+
+
+def due_after_s(offer: Offer, takes: Expected) -> float:
+    """How long what is ordered is waited for; infinite: as long as its provider has it in a queue."""
+    if offer.queued or takes.p50_s == inf:
+        return inf
+    return max(min(max(takes.p95_s * DUE_FACTOR, DUE_S[0]), DUE_S[1]), takes.p95_s)
 
 
 def delivered(learnt: Learnt, took_s: float) -> Learnt:

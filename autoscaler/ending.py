@@ -40,7 +40,9 @@ LEAD_S = (300.0, 3600.0)
 DRAIN_S = 600.0
 """Of that, for Calls to finish."""
 LEAD_PART = 0.25
-"""No more of a Lease's time than this is lead."""
+"""No more of a Lease's time than this is lead, where that time is known: of one that a leader before us ordered only as
+its Offer tells it.
+"""
 
 
 def look(draft: Draft) -> None:
@@ -129,7 +131,8 @@ def lead_s(world: World, lease: Lease, ends_s: float) -> float:
     p95_s = expected(lease.offer, world.capacity.learnt.get(lease.offer.kind, NO_LEARNT)).p95_s
     lead = min(max(LEAD_S[0], 2 * p95_s + DRAIN_S), LEAD_S[1])
     began_s = lease.asked_s if lease.here_s is None else lease.here_s
-    return min(lead, max(0.0, ends_s - began_s) * LEAD_PART)
+    lasts_s = lease.offer.lasts_s if lease.found else max(0.0, ends_s - began_s)
+    return lead if lasts_s is None else min(lead, lasts_s * LEAD_PART)
 
 
 def _here(world: World) -> Iterator[Lease]:

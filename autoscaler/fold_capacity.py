@@ -7,14 +7,24 @@ begins to lead believes lists alone. Never raises.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
 from autoscaler import nodefabric
 from autoscaler.actions import AcquireLease, ReleaseLease
 from autoscaler.awaited import AwaitedSeen, is_claims
-from autoscaler.delivery import NO_LEARNT, asked_anew, delivered, given_back, reused, undelivered
+from autoscaler.delivery import (
+    NO_LEARNT,
+    Expected,
+    asked_anew,
+    delivered,
+    due_after_s,
+    expected,
+    given_back,
+    reused,
+    undelivered,
+)
 from autoscaler.draft import Draft
 from autoscaler.groups import grown, shown
 from autoscaler.leased import is_of
@@ -70,7 +80,9 @@ def folded(draft: Draft, seen: Seen) -> None:
     capacity = draft.world.capacity
     match seen:
         case ProvidersSeen():
-            _change(draft, providers=seen.providers, hedges=seen.hedges)
+            kept = ("offers", "offered_s", "listed_s", "trouble", "closed")
+            told = {name: _of(getattr(capacity, name), seen.providers) for name in kept}
+            _change(draft, providers=seen.providers, hedges=seen.hedges, **told)
         case OffersSeen():
             offers = {**capacity.offers, seen.provider: seen.offers}
             closed = {name: why for name, why in capacity.closed.items() if name != seen.provider}
@@ -87,8 +99,8 @@ def folded(draft: Draft, seen: Seen) -> None:
         case AwaitedSeen():
             _change(draft, awaited=seen.awaited)
         case LearntSeen():
-            told = {kind: replace(one, idle_since_s=None) for kind, one in seen.learnt.items()}
-            _change(draft, learnt={**capacity.learnt, **told})
+            learnt = {kind: replace(one, idle_since_s=None) for kind, one in seen.learnt.items()}
+            _change(draft, learnt={**capacity.learnt, **learnt})
 
 
 def forget(draft: Draft) -> None:
@@ -133,6 +145,7 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
         lease = replace(lease, here_s=now_s, idle_since_s=now_s)
     used = any(draft.by_slice.now.get(one.id) for one in mine)
     used |= not listed.alone and any(draft.world.others.get(one.counted) for one in mine)
+    used &= not listed.marks.instead  # its place is kept still, so nobody has taken it
     if used and not lease.in_use:
         if lease.used and lease.idle_since_s is not None:
             _learn(draft, lease.offer.kind, reused(_learnt(draft, lease.offer), now_s - lease.idle_since_s))
@@ -177,16 +190,23 @@ def _listed(draft: Draft, seen: LeasesSeen) -> None:
         return  # an older list, late
     shown = {LeaseId(seen.provider, one.name): one for one in seen.leases}
     leases = {id: one for id, one in capacity.leases.items() if id.provider != seen.provider}
+    lost: list[Lease] = []
     for id, lease in capacity.leases.items():
         if id.provider == seen.provider:
             after = _compared(lease, shown.get(id), seen.began_s)
             if after is not None:
                 leases[id] = after
+            elif lease.here_s is None and not lease.leaving:
+                lost.append(lease)
     for id, listed in shown.items():
         if id not in capacity.leases:
-            leases[id] = _found(id, listed, draft.now_s, stray=not first)
+            takes = expected(listed.offer, _learnt(draft, listed.offer))
+            leases[id] = _found(id, listed, draft.now_s, takes, stray=not first)
     trouble = {name: says for name, says in capacity.trouble.items() if name != seen.provider}
     _change(draft, trouble=trouble, leases=leases, listed_s={**capacity.listed_s, seen.provider: seen.began_s})
+    for lease in lost:
+        _bar(draft, lease.offer.id, "what was ordered of it was gone before it came")
+        _learn(draft, lease.offer.kind, undelivered(_learnt(draft, lease.offer)))
 
 
 def _compared(lease: Lease, listed: Listed | None, began_s: float) -> Lease | None:
@@ -203,9 +223,11 @@ def _compared(lease: Lease, listed: Listed | None, began_s: float) -> Lease | No
     return replace(lease, missing=lease.missing + 1) if lease.missing + 1 < LOST_LISTS else None
 
 
-def _found(id: LeaseId, listed: Listed, now_s: float, *, stray: bool) -> Lease:
-    """Ordered by a leader before, or by who is none any more; or it comes after it was given up."""
-    due_s = now_s + 3.0 * (listed.offer.expected_s or 0.0)
+def _found(id: LeaseId, listed: Listed, now_s: float, takes: Expected, *, stray: bool) -> Lease:
+    """Ordered by a leader before, or by who is none any more; or it comes after it was given up. It is waited for as if
+    it were ordered now.
+    """
+    due_s = now_s + due_after_s(listed.offer, takes)
     lease = Lease(
         id=id, offer=listed.offer, devices=listed.devices, owner=listed.owner, asked_s=now_s, sent_s=now_s, due_s=due_s,
         epoch=listed.epoch, found=True, stray=stray, listed=listed,
@@ -220,6 +242,11 @@ def _refused(draft: Draft, seen: LeaseRefused) -> None:
     _bar(draft, lease.offer.id, seen.reason)
     _learn(draft, lease.offer.kind, undelivered(_learnt(draft, lease.offer)))
     _change(draft, leases={id: one for id, one in draft.world.capacity.leases.items() if id != seen.id})
+
+
+def _of(told: Mapping[str, object], providers: Collection[str]) -> dict[str, object]:
+    """Of those that there are."""
+    return {name: one for name, one in told.items() if name in providers}
 
 
 def _bar(draft: Draft, of: OfferId, why: str) -> None:

@@ -80,7 +80,8 @@ def shut(world: World) -> dict[SliceId, str]:
     """Slices on which nothing new is put because they are given back, or are a claim's that did not take them yet; why,
     in words.
     """
-    going = [one for one in world.capacity.leases.values() if one.leaving or (is_claims(one.owner) and not one.used)]
+    leases = (one for one in world.capacity.leases.values() if not one.offer.room)
+    going = [one for one in leases if one.leaving or (is_claims(one.owner) and not one.used)]
     if not going:
         return {}
     nodes = {one.listed.node for one in going if one.listed is not None}

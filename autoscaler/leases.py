@@ -50,6 +50,8 @@ class Kind(NamedTuple):
     provider: str
     product: str
     node: str
+    bought: Bought = "on-demand"
+    """What becomes of spot nodes tells nothing of others of the same pool."""
 
 
 class Offer(Said, frozen=True):
@@ -85,6 +87,10 @@ class Offer(Said, frozen=True):
     """The part of such orders that come at all, while nothing is learnt."""
     lasts_s: float | None = None
     """The longest that it may be held; None: as long as one likes."""
+    queued: bool = False
+    """Orders of it wait in a queue, for days where it must be: none is given up because it takes long."""
+    room: bool = False
+    """It is room on nodes that are there: no Device comes with it, and others are on its node."""
 
     @property
     def id(self) -> OfferId:
@@ -94,7 +100,7 @@ class Offer(Said, frozen=True):
     @property
     def kind(self) -> Kind:
         """See Kind."""
-        return Kind(self.provider, self.product, self.node)
+        return Kind(self.provider, self.product, self.node, self.bought)
 
 
 class Marks(Said, frozen=True):
@@ -128,6 +134,8 @@ class Listed(Said, frozen=True):
     """The Devices that are there, as Slices name theirs. None: of a node that was added all of it, else nothing yet."""
     counted_from: int | None = None
     """Where a node's Devices are only counted, those above are the ones from this number on; None: nobody knows."""
+    dry: bool = False
+    """It waits for a quota that is used up: nobody can say for how long."""
     alone: bool = False
     """It only goes while nobody has any Device of its node: whose is which is not known there."""
     owner: ModelName = ModelName("")

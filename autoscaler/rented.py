@@ -15,7 +15,7 @@ from autoscaler.contract import ReplicaId
 from autoscaler.demand import NO_HISTORY
 from autoscaler.draft import Draft
 from autoscaler.leased import is_of
-from autoscaler.leases import Lease, LeaseId
+from autoscaler.leases import Lease, LeaseId, Offer
 from autoscaler.moves import movable
 from autoscaler.packing import Force, Want
 from autoscaler.rulings import admits, barred
@@ -115,14 +115,19 @@ def by_lease(world: World, replicas: Mapping[ReplicaId, Replica]) -> dict[LeaseI
 
 def is_rented(lease: Lease) -> bool:
     """Whether it is here, and costs."""
-    return lease.here_s is not None and not lease.leaving and lease.offer.price_per_hour > 0
+    return lease.here_s is not None and not lease.leaving and _costs(lease.offer)
+
+
+def _costs(offer: Offer) -> bool:
+    """Of room on a node nobody knows which of its Devices it is."""
+    return offer.price_per_hour > 0 and not offer.room
 
 
 def dear_slices(world: World) -> frozenset[SliceId]:
     """Of all Leases that cost, here or not."""
     there: dict[str, list[Lease]] = {}
     for lease in world.capacity.leases.values():
-        if lease.listed is not None and lease.offer.price_per_hour > 0:
+        if lease.listed is not None and _costs(lease.offer):
             there.setdefault(lease.listed.node, []).append(lease)
     slices = world.slices.values() if there else ()
     return frozenset(one.id for one in slices if any(is_of(lease, one) for lease in there.get(one.node, ())))

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.actions import AcquireLease, Acted, Plan, ReleaseLease, StartReplica
-from autoscaler.deficits import UNLISTED_S, WITHDRAW_S
+from autoscaler.deficits import UNLISTED_S, WANTS_MAX
 from autoscaler.hosts import Host
 from autoscaler.leases import (
     LeaseRefused,
@@ -23,6 +23,7 @@ from autoscaler.observations import LeadingSeen, Reported, Seen, Synced
 from autoscaler.plan import plan
 from autoscaler.podspec import Resources
 from autoscaler.remaining import SILENT_S
+from autoscaler.returning import WITHDRAW_S
 from autoscaler.world import World
 from tests.kit.observed import seen_of
 from tests.kit.offered import A, acted, arrived, cloud, offer, offered, orders, releases, shown, surge, told
@@ -352,3 +353,30 @@ def test_what_is_wrong_with_providers_is_said_to_who_lacks_room() -> None:
     )
     (unmet,) = plan(begin, T0).unmet
     assert unmet.reason.endswith("; no provider offers what it needs now; rack gives no answer (TimeoutError)")
+
+
+@pytest.mark.parametrize("priority", [0, 5])
+def test_many_who_can_have_nothing_stand_before_nobody(priority: int) -> None:
+    crowd = [
+        model(f"m{number:03}", 16, priority=priority, gpu=Gpu(models=("*h200*",))) for number in range(2 * WANTS_MAX)
+    ]
+    told_ = gateway(levels=[level(one.name, 1, wait_s=90.0) for one in (*crowd, A)])
+    begin = world([A, *crowd], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
+    after, done = acted(offered(begin, offer()))
+    assert [one.order.owner for one in done if isinstance(one, AcquireLease)] == [A.name]
+    assert told_.report is not None
+    still = Reported(report=replace(told_.report, sequence=9, epoch=after.epoch))
+    none_left = told(shown(after, T0 + 20), still, OffersSeen(provider="rack", offers=()), now_s=T0 + 20)
+    assert not releases(plan(none_left, T0 + 20).actions), "it is still waited for"
+
+
+def test_what_is_on_its_way_for_who_is_not_looked_at_this_time_is_kept() -> None:
+    crowd = [model(f"m{number:03}", 16, priority=5) for number in range(WANTS_MAX)]
+    told_ = gateway(levels=[level("a", 1, wait_s=90.0)])
+    begin = world([A, *crowd], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
+    after, _ = acted(offered(begin, offer()))
+    report = gateway(levels=[level(one.name, 1, wait_s=90.0) for one in (*crowd, A)]).report
+    assert report is not None
+    crowded = told(after, Reported(report=replace(report, sequence=9, epoch=after.epoch)), now_s=T0 + 20)
+    crowded = told(shown(crowded, T0 + 20), OffersSeen(provider="rack", offers=()), now_s=T0 + 20)
+    assert not releases(plan(crowded, T0 + 20).actions)

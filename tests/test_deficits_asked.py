@@ -28,10 +28,10 @@ def test_a_question_is_asked_once_in_a_plan_however_many_lack_the_same(monkeypat
         return devices_for(ground, want, of)
 
     monkeypatch.setattr("autoscaler.deficits.devices_for", counted)
-    tiny = [offer(name=f"n{number}", node=f"n{number}", product="T4") for number in range(3)]
-    choosy = model("a", 16, high=4, slots=1, gpu=Gpu(models=("*h100*",)))
+    tiny = [offer(name=f"n{number}", node=f"n{number}", devices_max=1) for number in range(3)]
+    large = model("a", 16, high=4, slots=1, gpu=Gpu(count=2))
     begin = surge(*tiny, waiting=4)
-    assert not orders(plan(replace(begin, models={choosy.name: choosy}), T0).actions)
+    assert not orders(plan(replace(begin, models={large.name: large}), T0).actions)
     assert sorted(asked) == ["n0", "n1", "n2"]
 
 

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from autoscaler.actions import AcquireLease, Action, DrainReplica, ReleaseLease, StartReplica
 from autoscaler.contract import Report
-from autoscaler.deficits import STRAY_S
 from autoscaler.ending import DRAIN_S, SUCCESSOR_S, TAKEN
 from autoscaler.leases import LeaseId, LeasesSeen, Listed
 from autoscaler.observations import Reported, SlicesSeen, Tick
@@ -15,6 +14,7 @@ from autoscaler.operators import closed
 from autoscaler.ordered import Cordon, CordonsSeen, Place
 from autoscaler.plan import plan
 from autoscaler.providers import Cro, ProviderSettings
+from autoscaler.returning import STRAY_S
 from autoscaler.taints import Taint
 from autoscaler.words import seconds
 from autoscaler.world import NodeId, World
@@ -101,6 +101,20 @@ def leased(ends_s: float | None, *more: str, running: int = 1, **fields: object)
     aged = replace(lease, asked_s=T0 - 10 * HOUR_S, here_s=T0 - 10 * HOUR_S, stray=False)
     at = replace(at, capacity=replace(at.capacity, leases={lease.id: aged}))
     return told(at, LeasesSeen(provider="cloud", leases=(replace(listed, **fields),), began_s=T0))
+
+
+def test_who_leads_next_moves_who_is_on_it_as_early_as_the_leader_before() -> None:
+    """When a Lease came that another leader ordered nobody knows: it did not begin now."""
+    ends_s = T0 + 1000.0
+    old = leased(ends_s)
+    (lease,) = old.capacity.leases.values()
+    assert old.cordons
+    unsure = replace(lease, asked_s=T0, here_s=T0, found=True)
+    new = replace(old, capacity=replace(old.capacity, leases={lease.id: unsure}), cordons={})
+    assert told(new, Tick(), now_s=T0).cordons.keys() == old.cordons.keys()
+    short = replace(unsure, offer=replace(unsure.offer, lasts_s=1200.0))
+    new = replace(new, capacity=replace(new.capacity, leases={lease.id: short}))
+    assert not told(new, Tick(), now_s=T0).cordons, "a quarter of what its Offer says that it lasts"
 
 
 def acquired(actions: tuple[Action, ...]) -> list[str]:

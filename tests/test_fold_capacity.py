@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from math import inf
 
+import pytest
 from msgspec.structs import replace
 
 from autoscaler.actions import AcquireLease, Acted, ReleaseLease
 from autoscaler.fold_capacity import BARRED_S, KINDS_MAX
+from autoscaler.indices import rebuild
+from autoscaler.leased import shut
 from autoscaler.leases import (
     Kind,
     Learnt,
@@ -16,15 +19,17 @@ from autoscaler.leases import (
     LeaseRefused,
     LeasesSeen,
     Listed,
+    Marks,
+    ProvidersSeen,
     ProviderTroubled,
     ReleaseOrder,
 )
-from autoscaler.observations import LeadingSeen, Seen, Tick
+from autoscaler.observations import LeadingSeen, Seen, SlicesSeen, Tick
 from autoscaler.plan import plan
 from autoscaler.world import World
 from tests.kit.observed import seen_of
-from tests.kit.offered import A, acted, arrived, listed, offer, orders, shown, surge, told
-from tests.kit.worlds import T0, replica
+from tests.kit.offered import A, acted, arrived, cloud, listed, offer, orders, shown, surge, told
+from tests.kit.worlds import T0, device, model, replica
 
 KIND = offer().kind
 
@@ -188,3 +193,38 @@ def test_what_is_remembered_is_bounded() -> None:
     after = told(at, LeaseRefused(id=lease(at).id, reason="no"))
     assert len(after.capacity.learnt) == KINDS_MAX
     assert KIND in after.capacity.learnt
+
+
+def test_what_is_gone_before_it_came_is_left_alone_and_another_is_taken() -> None:
+    """Karpenter deletes a NodeClaim itself where a spot market has nothing."""
+    spot, sure = cloud("spot", price_per_hour=0.3, bought="spot"), cloud("sure", price_per_hour=1.0)
+    at = shown(acted(surge(spot, sure))[0], T0 + 1, "cloud")
+    for later_s in (2.0, 3.0):
+        at = told(at, LeasesSeen(provider="cloud", leases=(), began_s=T0 + later_s), now_s=T0 + later_s)
+    assert at.capacity.barred.keys() == {spot.id}
+    assert at.capacity.learnt == {spot.kind: Learnt(failed=1)}, "which tells nothing of what is not spot"
+    (order,) = [one.order for one in plan(at, T0 + 3).actions if isinstance(one, AcquireLease)]
+    assert order.offer.id == sure.id
+
+
+def test_of_a_provider_that_is_no_more_nothing_is_on_offer_nor_wrong() -> None:
+    at = told(surge(offer(), cloud()), ProviderTroubled(provider="rack", says="gives no answer"))
+    at = told(at, ProvidersSeen(providers=("cloud",)))
+    assert at.capacity.offers.keys() == at.capacity.offered_s.keys() == at.capacity.listed_s.keys() == {"cloud"}
+    assert not at.capacity.wrong()
+
+
+@pytest.mark.parametrize("others", [(), ("g0",)])
+def test_a_place_that_is_kept_is_nobodys_yet_though_others_are_on_its_node(others: tuple[str, ...]) -> None:
+    of = cloud("place", room=True, queued=True, expected_s=60.0)
+    begin = acted(surge(of))[0]
+    slices = (*begin.slices.values(), *(device(name, 16, "n9", product="A100") for name in ("g0", "g1")))
+    z = model("z", 16)
+    on = [replica(z, "z-1", on=others)] if others else []
+    begin = rebuild(replace(begin, models={**begin.models, z.name: z}, replicas={one.id: one for one in on}), T0)
+    at = told(begin, SlicesSeen(slices=slices))
+    kept = shown(at, T0 + 1, "cloud", phase="here", node="n9", marks=Marks(instead="pilotlight-a-1"))
+    assert (lease(kept).in_use, lease(kept).idle_since_s) == (False, T0 + 1)
+    taken = shown(kept, T0 + 2, "cloud", phase="here", node="n9")
+    assert lease(taken).in_use == bool(others), "once somebody has taken it, who is there may be that"
+    assert not shut(release(kept, T0 + 3)), "nothing of the node goes with it"

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.actions import ReleaseLease
-from autoscaler.deficits import FORCED, RETRY_S
 from autoscaler.drivers.kubernetes import happenings
 from autoscaler.explain import explain_model
 from autoscaler.indices import rebuild
@@ -17,6 +16,7 @@ from autoscaler.observations import SlicesSeen
 from autoscaler.ordered import Cordon, CordonsSeen, Place
 from autoscaler.orders import Wish, place_order
 from autoscaler.plan import plan
+from autoscaler.returning import FORCED, RETRY_S
 from autoscaler.world import World
 from tests.kit.offered import A, acted, arrived, cloud, offer, releases, shown, surge, told
 from tests.kit.worlds import T0, gateway, replica
@@ -98,6 +98,24 @@ def test_of_several_devices_of_one_lease_all_must_be_drained() -> None:
     after = shown(after, HERE_S + 5, phase="leaving", committed=True, node="w1", device_ids=ids)
     assert [one.order.force for one in given_back(after, HERE_S + 12)[1]] == [True]
     assert [one.order.force for one in given_back(drained(after, NEW), HERE_S + 12)[1]] == [False]
+
+
+def test_others_pods_keep_nothing_that_is_drained_by_force() -> None:
+    (theirs,) = [one for one in idle().slices.values() if one.id == "new0"]
+    begin = shown(
+        replace(idle(), others={theirs.counted: 1}),
+        HERE_S + 0.5,
+        phase="here",
+        committed=True,
+        node="w1",
+        device_ids=("new0",),
+    )
+    assert [one.in_use for one in begin.capacity.leases.values()] == [True]
+    assert not given_back(begin, HERE_S + 3600)[1]
+    assert not given_back(drained(begin, NODE, force=False), HERE_S + 3600)[1]
+    after, first = given_back(drained(begin, NODE), HERE_S + 1)
+    assert [one.order.force for one in first] == [False]
+    assert [one.order.force for one in given_back(after, HERE_S + 1 + RETRY_S[0])[1]] == [True]
 
 
 def test_what_a_replica_is_on_or_may_be_on_is_not_torn_off() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from autoscaler.awaited import DRIVER, FAILED, RESCHEDULE, Awaited, AwaitedSeen, device_of, is_claims, kind_of, read
-from autoscaler.deficits import WITHDRAW_S
 from autoscaler.leased import CLAIMED, shut
 from autoscaler.leases import LeaseRefused, Offer, OffersSeen, ProvidersSeen
 from autoscaler.observations import SlicesSeen
 from autoscaler.plan import plan
 from autoscaler.pledges import CLAIM_S, Published, published
 from autoscaler.providers import ProviderSettings, Redfish
+from autoscaler.returning import WITHDRAW_S
 from autoscaler.settings import Settings
 from autoscaler.world import World
 from tests.kit.offered import A, acted, arrived, offer, offered, orders, releases, shown, surge, told

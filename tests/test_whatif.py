@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.deficits import WITHDRAW_S
 from autoscaler.documents import Documents
 from autoscaler.indices import rebuild
 from autoscaler.model import Gpu
 from autoscaler.observations import Reported
+from autoscaler.returning import WITHDRAW_S
 from autoscaler.settings import Price, Settings
 from autoscaler.states import ReplicaState as S
 from autoscaler.whatif import Answer, Asked, ahead, what_if

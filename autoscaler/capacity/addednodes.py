@@ -61,6 +61,8 @@ class Terms(NamedTuple):
     taints: Sequence[Taint] = ()
     whole: bool = True
     """A node comes, with all its Devices; else it is room on nodes that are there, and takes no more power."""
+    queued: bool = False
+    """See Offer."""
 
 
 def shape(labels: Mapping[str, str], kind: NodeKind | None) -> Shape | None:
@@ -103,6 +105,7 @@ def offer(provider: str, name: str, of: Shape, labels: Mapping[str, str], terms:
         taints=tuple(one for one in terms.taints if one.key != GPU and one.effect != "PreferNoSchedule"),
         price_per_hour=price, watts=HOST_WATTS if terms.whole else 0.0, many=terms.many,
         expected_s=terms.expected_s, confidence=CONFIDENCE.get(terms.bought, 0.9), lasts_s=terms.lasts_s,
+        queued=terms.queued, room=not terms.whole,
     )  # fmt: skip
 
 

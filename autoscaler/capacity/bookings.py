@@ -27,7 +27,7 @@ ATOMIC: Final = "best-effort-atomic-scale-up.autoscaling.x-k8s.io"
 GKE: Final = "queued-provisioning.gke.io"
 """Dynamic Workload Scheduler: nodes come some day, and go after maxRunDurationSeconds."""
 VALID_S: Final = 3600
-"""So long Cluster Autoscaler tries on; the ledger gives up sooner (`autoscaler.deficits.DUE_S`)."""
+"""So long Cluster Autoscaler tries on; the ledger gives up sooner (`autoscaler.delivery.DUE_S`)."""
 CONSUMES: Final = ("autoscaling.x-k8s.io/consume-provisioning-request", "autoscaling.x-k8s.io/provisioning-class-name")
 """Annotations of the pods that what is booked is for."""
 LEASE: Final = OURS + "capacity"
@@ -251,7 +251,8 @@ def listed(one: Booking, node: Node | None, named: str, ends_s: float | None) ->
     why = _why_failed(one)
     if why:
         return _lease(one, "failed", says=why)
-    return _lease(one, "coming", committed=one.class_name != CHECK and one.holds("Provisioned"), says=_awaits(one))
+    granted = one.class_name != CHECK and one.holds("Provisioned")
+    return _lease(one, "coming", committed=granted, says=_awaits(one), dry=is_dry(one))
 
 
 def half(one: Booking) -> Listed:
@@ -317,11 +318,11 @@ def spelt(why: str, said: Condition) -> str:
 
 def _lease(
     one: Booking, phase: Phase, *, committed: bool = False, node: str = "", ends_s: float | None = None,
-    says: str = "",
+    says: str = "", dry: bool = False,
 ) -> Listed:  # fmt: skip
     notes = dict(zip(CONSUMES, (one.name, one.class_name), strict=True)) if one.holds("Provisioned") else {}
     marks = Marks(annotations=notes)
     return Listed(
         name=one.name, offer=one.offer, devices=one.devices, phase=phase, committed=committed, node=node,
-        owner=one.owner, epoch=one.epoch, ends_s=ends_s, marks=marks, says=says,
+        owner=one.owner, epoch=one.epoch, ends_s=ends_s, marks=marks, says=says, dry=dry,
     )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Queues, in which an order may stand for days: it is one, it is kept, and nobody is told more than is known."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from autoscaler.actions import AcquireLease, ReleaseLease
+from autoscaler.contract import ModelName
+from autoscaler.delivery import expected
+from autoscaler.leases import Learnt, LearntSeen, LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
+from autoscaler.plan import plan
+from autoscaler.world import World
+from tests.kit.offered import acted, arrived, cloud, offer, orders, releases, shown, surge, told
+from tests.kit.worlds import T0
+from tests.test_deficits import waits
+
+DAYS_S = 3 * 86_400
+
+
+def queue(**fields: object) -> Offer:
+    return cloud("queue", price_per_hour=0.1, queued=True, **fields)
+
+
+def learnt(of: Offer, took_s: float) -> LearntSeen:
+    return LearntSeen(learnt={of.kind: Learnt(took_s=(took_s,) * 8, came=8)})
+
+
+def later(at: World, now_s: float, **fields: object) -> World:
+    """The queue says the same as before, and Calls still wait."""
+    return shown(waits(at, now_s), now_s, "cloud", **fields)
+
+
+@pytest.mark.parametrize(("expected_s", "took_s"), [(None, None), (300.0, None), (None, 4 * 3600.0), (300.0, 600.0)])
+def test_a_request_is_one_for_three_days_whatever_was_expected_or_learnt(
+    expected_s: float | None, took_s: float | None
+) -> None:
+    of = queue(expected_s=expected_s)
+    begin = surge(of) if took_s is None else told(surge(of), learnt(of, took_s))
+    p95_s = expected(of, begin.capacity.learnt.get(of.kind, Learnt())).p95_s
+    at, _ = acted(begin)
+    for now_s in range(int(T0) + 600, int(T0) + DAYS_S, 600):
+        at = later(told(at, OffersSeen(provider="cloud", offers=(of,)), now_s=now_s), now_s)
+        found = plan(at, now_s)
+        assert not [one for one in found.actions if isinstance(one, (AcquireLease, ReleaseLease))]
+        assert (found.unmet[0].lease is not None) == (now_s < T0 + p95_s < inf), "no Call is parked for longer"
+    assert len(at.capacity.leases) == 1
+
+
+def test_what_stands_longer_than_usual_is_kept_while_another_is_taken_and_nobody_waits_for_it() -> None:
+    of = queue(expected_s=60.0)
+    at, _ = acted(surge(of))
+    free = ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),))
+    for now_s, wanted in ((T0 + 100, []), (T0 + 1000, [("rack", 1)])):
+        seen = told(later(at, now_s), *free, LeasesSeen(provider="rack", leases=(), began_s=now_s), now_s=now_s)
+        assert orders(plan(seen, now_s).actions) == wanted
+
+
+def test_nobody_waits_for_a_quota_that_is_used_up() -> None:
+    at, _ = acted(surge(queue(expected_s=300.0)))
+    assert plan(later(at, T0 + 60), T0 + 60).unmet[0].lease is not None
+    (unmet,) = plan(later(at, T0 + 61, dry=True, says="the quota of the cloud is used up"), T0 + 61).unmet
+    assert (unmet.lease, unmet.ready_s) == (None, inf)
+    assert "the quota of the cloud is used up" in unmet.reason
+
+
+def test_who_leads_next_keeps_the_place_in_the_queue() -> None:
+    of = queue(expected_s=None)
+    there = Listed(name="pilotlight-a-0123456789", offer=of, devices=1, owner=ModelName("a"), says="it is queued")
+    at = told(surge(), ProvidersSeen(providers=("cloud",)), LeasesSeen(provider="cloud", leases=(there,), began_s=T0))
+    for now_s in (T0, T0 + 1, T0 + DAYS_S):
+        assert not plan(later(at, now_s), now_s).actions
+
+
+def test_who_leads_next_waits_for_what_was_ordered_as_long_as_such_take() -> None:
+    of = offer(expected_s=60.0)
+    there = Listed(name="pilotlight-a-0123456789", offer=of, devices=1, owner=ModelName("a"), committed=True)
+    seen = LeasesSeen(provider="rack", leases=(there,), began_s=T0)
+    at = told(surge(), ProvidersSeen(providers=("rack",)), learnt(of, 600.0), seen)
+    assert not releases(plan(waits(at, T0 + 1200), T0 + 1200).actions)
+
+
+def test_what_usually_takes_hours_is_not_given_up_in_one() -> None:
+    of = cloud(expected_s=None)
+    at, _ = acted(told(surge(of), learnt(of, 2 * 3600.0)))
+    now_s = T0 + 7300
+    assert not releases(plan(later(at, now_s), now_s).actions)
+
+
+def test_once_it_is_late_it_is_told_to_take_longer_and_never_to_be_there_at_once() -> None:
+    at, _ = acted(surge(cloud(expected_s=120.0)))
+    left_s = [plan(later(at, T0 + past_s), T0 + past_s).unmet[0].ready_s or 0.0 for past_s in (0.0, 60.0, 121.0, 900.0)]
+    assert left_s[1] < left_s[0], "it comes nearer"
+    assert 60.0 < left_s[2] < left_s[3], "who is late is later than was thought"
+
+
+def test_what_comes_is_used_and_given_back_as_any_other() -> None:
+    at, _ = acted(surge(queue(expected_s=None)))
+    here = arrived(waits(at, T0 + DAYS_S), T0 + DAYS_S, "cloud", node="n9")
+    _, done = acted(here, T0 + DAYS_S)
+    assert [type(one).__name__ for one in done] == ["StartReplica"]
