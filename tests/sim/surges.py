@@ -19,8 +19,10 @@ from autoscaler import demand
 from autoscaler.actions import AcquireLease, Action, ReleaseLease, StartReplica
 from autoscaler.capacity.base import RefusedError
 from autoscaler.deficits import UNLISTED_S
+from autoscaler.delivery import NO_LEARNT, expected, keep_s
 from autoscaler.leases import (
     AcquireOrder,
+    LearntSeen,
     LeaseId,
     LeaseRefused,
     LeasesSeen,
@@ -38,9 +40,11 @@ from tests.kit.worlds import GI, T0, Scene, device, model, world
 
 LIST_S, OFFERS_S = 5.0, 60.0
 ORPHAN_S = 120.0
-"""What is alive so long after its need ended is an orphan, whether or not the World knows it."""
-KEPT_S = 1800.0
-"""The need of what has come ends when nobody has been on it for as long as it may be worth keeping, at the most."""
+"""What is alive so long after its need ended is an orphan, whether or not the World knows it. The need of what has come
+ends when nobody has been on it for as long as it is worth keeping (`autoscaler.delivery.keep_s`).
+"""
+BLIND_S = 2 * UNLISTED_S
+"""A new leader may not know for so long what the one before had on its way."""
 DOUBLE, ORPHAN = "double supply", "orphan"
 STORM_S = 900.0
 LONG_S = 400.0
@@ -93,7 +97,8 @@ class Surge(Scene):
         self._offered_s = dict(self._listed_s)
         self._lost_s: dict[tuple[str, int], float] = {}
         self._unneeded_s: dict[tuple[str, int], float] = {}
-        self._fold(ProvidersSeen(providers=tuple(self.providers), hedges=frozenset({"cloud"} if seed % 4 == 0 else ())))
+        self._are = ProvidersSeen(providers=tuple(self.providers), hedges=frozenset({"cloud"} if seed % 4 == 0 else ()))
+        self._fold(self._are)
         self._show()
         if faulty:
             self._trouble()
@@ -176,13 +181,20 @@ class Surge(Scene):
             provider.detach(self.rng.choice(idle))
 
     def hand_over(self) -> None:
-        """Another leads: it knows what the driver and the Providers say."""
-        replicas = dict(self.world.replicas)
-        self._fold(LeadingSeen(epoch=self.world.epoch + 1))
+        """Another leads, who stood by all the while or has just begun: it knows what the driver and the Providers say,
+        and what was learnt.
+        """
+        replicas, epoch, learnt = dict(self.world.replicas), self.world.epoch + 1, dict(self.world.capacity.learnt)
+        if self.rng.random() < 0.5:
+            self.world = world(self._models(), gateways=[], synced=False)
+            self._fold(self._are)
+            self._show()
+        self._fold(LeadingSeen(epoch=epoch), LearntSeen(learnt=learnt))
         for one in replicas.values():
             self._see(one, Seen.READY if one.state in {S.READY, S.DRAINING} else Seen.STARTING)
         self._fold(Synced())
         self._listed_s = dict.fromkeys(self.providers, -inf)
+        self._offered_s = dict(self._listed_s)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -252,25 +264,27 @@ class Surge(Scene):
     # --- what must hold -----------------------------------------------------------------------------------------------
 
     def _never_twice(self, action: AcquireLease) -> None:
-        """What is really on its way, and counted on, is no more than what is lacking, rounded up to whole nodes."""
+        """What is really on its way, and counted on, was less than what is lacking."""
         if action.order.hedge or action.reason.startswith("nobody has seen it"):
             return
         lack, known = self._lack, self.world.capacity.leases
         coming = [one for one in known.values() if one.coming(self.now_s) and not one.hedge]
-        blind = self.now_s < self.world.leading_since_s + 2 * UNLISTED_S
-        coming_ids = {one.id for one in coming}
+        blind = self.now_s < self.world.leading_since_s + BLIND_S
         unknown = [] if blind else [one for one in self._truly_coming() if one.order.id not in known]
-        spare = max((one.devices - 1 for one in coming), default=0)
-        devices = sum(len(lacking(self.world, one)) for one in coming) + sum(one.order.devices for one in unknown)
-        if devices > lack + spare:
-            self.broken.append(f"{DOUBLE}: {devices} Devices on their way for {lack}: {sorted(coming_ids)}")
+        before = [one for one in coming if one.id != action.order.id]
+        devices = sum(len(lacking(self.world, one)) for one in before) + sum(one.order.devices for one in unknown)
+        if devices >= lack:
+            ids = sorted(one.id for one in before)
+            self.broken.append(f"{DOUBLE}: {devices} Devices were on their way for {lack}: {ids}, {action.order.id}")
 
     def _needed(self, one: Held) -> bool:
         """Somebody is on it; or it is paid for, has not come, and nobody can take it back."""
         return self._in_use(one.slices) or (one.phase == "coming" and one.committed)
 
-    def _may_stay_s(self, one: Held) -> float:
-        return ORPHAN_S + (KEPT_S if one.phase == "here" else 0.0)
+    def _may_stay_s(self, one: Held, idle_s: float) -> float:
+        offer = one.order.offer
+        learnt = self.world.capacity.learnt.get(offer.kind, NO_LEARNT)
+        return ORPHAN_S + (keep_s(learnt, expected(offer, learnt).p50_s, idle_s) if one.phase == "here" else 0.0)
 
     def _truly_coming(self) -> list[Held]:
         """Such that nobody has taken back, of Providers whose answers can be read."""
@@ -303,7 +317,9 @@ class Surge(Scene):
                     self._lost_s[key] = inf  # it is told once
                 if hidden or lack > 0 or self._needed(one):
                     self._unneeded_s.pop(key, None)
-                elif self.now_s > self._unneeded_s.setdefault(key, self.now_s) + self._may_stay_s(one):
+                    continue
+                since_s = self._unneeded_s.setdefault(key, self.now_s)
+                if self.now_s > since_s + self._may_stay_s(one, max(0.0, self.now_s - since_s - ORPHAN_S)):
                     self.broken.append(f"{ORPHAN}: nobody needs {one.order.id}, which is {one.phase}")
                     self._unneeded_s[key] = inf
             if provider.disturbed:
