@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
-from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.fabric_cro import NODES
-from autoscaler.capacity.fabric_requests import API, RESOURCES, in_vain, read_resource, starved
-from autoscaler.capacity.server import Object
-from autoscaler.leases import OFFERS_MAX
+from autoscaler.capacity.base import Attended, RefusedError
+from autoscaler.capacity.fabric_cro import NODES, REST_S
+from autoscaler.capacity.fabric_requests import (
+    API,
+    LAST_USED,
+    LEASE,
+    REQUESTS,
+    RESOURCES,
+    in_vain,
+    name_for,
+    read_resource,
+    starved,
+)
+from autoscaler.capacity.server import AnswerError, Object
+from autoscaler.capacity.supplying import LIST_S, Supplying, Told
+from autoscaler.leases import OFFERS_MAX, LeasesSeen
 from tests.contracts.provider import order
-from tests.kit.cro_rack import MODEL, NODE, Rack, node
+from tests.kit.cro_rack import MODEL, NODE, Rack, given_back, node, ordered
 from tests.kit.fake_cro import NONE_FREE
+from tests.kit.objects import HEARD_S
 
 MANAGER = "failed to process FM scaleup request. FM returned code: '{}', error message: '{}'"
 """As the operator passes on what the fabric's manager says."""
@@ -99,3 +115,144 @@ def test_other_words_of_the_operator_are_no_word_about_the_whole_fabric(error: s
     vain = in_vain([read_resource(waiting(error))], MODEL)
     assert [one.node for one in vain] == ["w77"]
     assert starved(vain) is None
+
+
+# --- how soon it is heard ---------------------------------------------------------------------------------------------
+
+SOON_S = REST_S + HEARD_S + 0.2
+"""From what the operator says until it is told: it may have been told of something else just before."""
+
+
+class Log(list[tuple[float, LeasesSeen]]):
+    """Lists, and when each was told."""
+
+    def observe(self, batch: tuple[Told, ...]) -> None:
+        """See Observe."""
+        now_s = asyncio.get_running_loop().time()
+        super().extend((now_s, one) for one in batch if isinstance(one, LeasesSeen))
+
+    async def until(self, *phases: str) -> None:
+        """Until the last list has these."""
+        while not self or [one.phase for one in self[-1][1].leases] != [*phases]:
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def listing(rack: Rack) -> AsyncIterator[Log]:
+    """What a loop is told of the rack."""
+    log = Log()
+    task = asyncio.create_task(Supplying({"rack": rack.provider()}, log.observe, asyncio.get_running_loop().time).run())
+    yield log
+    task.cancel()
+
+
+@asynccontextmanager
+async def attended(rack: Rack) -> AsyncIterator[list[float]]:
+    """The moments at which something new is told. What is there at the beginning has been."""
+    told, provider, now = list[float](), rack.provider(), asyncio.get_running_loop().time
+    assert isinstance(provider, Attended)
+    task = asyncio.ensure_future(provider.attend(lambda: told.append(now())))
+    await asyncio.sleep(3 * REST_S)
+    told.clear()
+    yield told
+    assert not task.done()
+    task.cancel()
+
+
+async def until_online(rack: Rack) -> None:
+    """The operator says it of all."""
+    while {one.get("status", {}).get("state") for one in rack.resources()} != {"Online"}:
+        await asyncio.sleep(0.01)
+
+
+def test_a_device_that_is_online_and_one_that_is_gone_are_listed_about_a_second_later(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.cro.attach_s = rack.cro.detach_s = 40.0
+        async with listing(rack) as log:
+            name = await ordered(rack)
+            await until_online(rack)
+            async with asyncio.timeout(SOON_S):
+                await log.until("here")
+            await given_back(rack, name)
+            while rack.resources():
+                await asyncio.sleep(0.01)
+            async with asyncio.timeout(SOON_S):
+                await log.until()
+
+    rack.run(scenario())
+
+
+def test_while_nothing_happens_nothing_is_asked_more_often(rack: Rack) -> None:
+    """Our own marks on what we have are no news, or each list would bring the next."""
+
+    async def scenario() -> None:
+        async with listing(rack) as log:
+            name = await ordered(rack)
+            await rack.until_here(name)
+            await asyncio.sleep(100.0)
+            log.clear()
+            before = rack.resources()[0]["metadata"]["annotations"][LAST_USED]
+            await asyncio.sleep(20 * LIST_S[1])
+            assert len(log) <= 21
+            assert rack.resources()[0]["metadata"]["annotations"][LAST_USED] > before
+
+    rack.run(scenario())
+
+
+def test_what_is_of_others_is_not_told_and_much_of_ours_is_told_once_in_a_while(rack: Rack) -> None:
+    async def scenario() -> None:
+        name = await ordered(rack)
+        await rack.until_here(name)
+        (mine,) = (f"{RESOURCES}/{one['metadata']['name']}" for one in rack.resources())
+        async with attended(rack) as told:
+            await rack.another_asks("w2")
+            rack.server.put(f"{RESOURCES}/theirs", waiting("something is wrong", on=NODE))
+            labelled = waiting("something is wrong") | {"metadata": {"labels": {LEASE: "of-another-model"}}}
+            labelled["spec"] = {**labelled["spec"], "model": "another"}
+            rack.server.put(f"{RESOURCES}/of-another-model", labelled)
+            await asyncio.sleep(10.0)
+            assert not told
+            for number in range(100):
+                rack.server.change(mine, {"status": {"error": f"the target gpu shows warning {number}"}})
+                await asyncio.sleep(0.1)
+            assert 10.0 / REST_S - 2 <= len(told) <= 10.0 / REST_S + 2
+            await asyncio.sleep(2 * REST_S)
+            told.clear()
+            rack.server.change(f"{REQUESTS}/{name_for(MODEL, NODE)}", {"spec": {"resource": {"size": 0}}})
+            await asyncio.sleep(2 * HEARD_S)
+            assert told, "somebody made our request smaller"
+
+    rack.run(scenario())
+
+
+def test_while_the_api_server_is_away_nothing_is_told_and_then_what_was_missed(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.cro.attach_s = 30.0
+        name = await ordered(rack)
+        await asyncio.sleep(1.0)
+        await rack.provider().list()
+        rack.cro.server = rack.allowed()
+        async with attended(rack) as told:
+            rack.server.away = True
+            await until_online(rack)
+            await asyncio.sleep(600.0)
+            assert not told
+            rack.server.away = False
+            await asyncio.sleep(2 * HEARD_S)
+            assert told
+            assert [(one.name, one.phase) for one in await rack.provider().list()] == [(name, "here")]
+
+    rack.run(scenario())
+
+
+def test_who_may_not_watch_lists_as_often_as_without_news(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.server.refused["WATCH"] = AnswerError(403, "Forbidden", "cannot watch")
+        rack.cro.attach_s = 40.0
+        async with listing(rack) as log:
+            await ordered(rack)
+            await until_online(rack)
+            async with asyncio.timeout(LIST_S[1] + 1.0):
+                await log.until("here")
+
+    rack.run(scenario())

@@ -3,13 +3,15 @@
 Owns the orders at the API server. Promises of `autoscaler.capacity.base.Provider`, and: a detach is forced only by an
 order that says so, and then of its own Devices; of a request that others use only our own part is changed, by a write
 that fails where they changed it first. The operator looks every 30 s at what it waits for; whoever asks more often
-learns nothing. It has no word for what a fabric has free: while somebody is told that there is none of a model, none is
-offered; while somebody waits in vain for another reason, none on that node.
-Nothing is kept here: all is read at each call.
+learns nothing, so what it says of ours is heard by watches. It has no word for what a fabric has free: while somebody
+is told that there is none of a model, none is offered; while somebody waits in vain for another reason, none on that
+node. Nothing is kept here: all is read at each call.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -34,6 +36,8 @@ EXPECTED_S = 90.0
 """From an order until a Device is seen: the fabric, and two of the operator's looks, 30 s apart."""
 TRIES = 5
 """Of a write that another overtook."""
+REST_S = 1.0
+"""From one time that something is told to have changed to the next."""
 FRESH_S = 60.0
 """So old what others read as the last use of a Device of ours may be; they take it for idle after 600 s."""
 PARTIAL_S = 90.0
@@ -110,6 +114,22 @@ class CroFabric:
                 except Exception:  # noqa: BLE001, S110  whoever does not lead may not write, and the next list tries it
                     pass
         return tuple(found)
+
+    async def attend(self, changed: Callable[[], None]) -> None:
+        """See Attended: what the operator says of ours is heard when it says it. However much that is, it is told once
+        in a while, since whoever is told asks for everything.
+        """
+        news, follow = asyncio.Event(), self._server.follow
+        ours = functools.partial(objects.heard_of_request, provider=self._name)
+        mine = functools.partial(objects.heard_of_resource, model=self._model)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follow(REQUESTS, ours, news.set))
+            tasks.create_task(follow(RESOURCES, mine, news.set, labelSelector=objects.LEASE))
+            while True:
+                await news.wait()
+                news.clear()
+                changed()
+                await asyncio.sleep(REST_S)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 

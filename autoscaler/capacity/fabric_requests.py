@@ -196,6 +196,25 @@ def starved(waits: Iterable[Resource]) -> Resource | None:
     return next((one for one in waits if one.node not in one.error and _NONE_FREE.search(one.error)), None)
 
 
+# --- what changes -----------------------------------------------------------------------------------------------------
+
+
+def heard_of_request(found: Object, provider: str) -> object:
+    """What of a request may be news for who has Leases on it; None: that provider has none there. The moment at which
+    its resources are made is: until they have our label nothing is heard of them.
+    """
+    request, status = read_request(found), found.get("status") or {}
+    if request is None or not any(note.provider == provider for note in request.notes.values()):
+        return None
+    return request._replace(version=""), status.get("state", ""), sorted(status.get("resources") or {})
+
+
+def heard_of_resource(found: Object, model: str) -> object:
+    """What of a resource may be news; None: it is of another model. When it was last used is none, for that we say."""
+    resource = read_resource(found)
+    return resource._replace(last_used="") if resource.model == model else None
+
+
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
