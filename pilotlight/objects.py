@@ -1,7 +1,7 @@
 """A Kubernetes API server as Providers of capacity ask it (`autoscaler.capacity.server.Server`). I/O.
 
-Owns the way from the driver's Api to that: questions over one connection, writes over the one that ends with our
-leadership.
+Owns the way from the driver's Api to that: questions and watches over one connection, writes over the one that ends
+with our leadership.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from autoscaler.capacity.server import NOT_FOUND, AnswerError, Object
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from autoscaler.drivers.kubernetes.api import Api
 
@@ -48,6 +48,14 @@ class Objects:
                 return []
             raise AnswerError(error.status, error.reason, error.message) from error
         return found
+
+    async def follow(
+        self, path: str, read: Callable[[Object], object], changed: Callable[[], None], **query: str
+    ) -> None:
+        """See Server."""
+        from autoscaler.drivers.kubernetes.watching import Watched
+
+        await Watched(self._reads, path, read, lambda _: changed(), optional=True, **query).run()
 
     async def create(self, path: str, body: Object) -> Object:
         """See Server."""

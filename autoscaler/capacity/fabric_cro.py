@@ -3,12 +3,15 @@
 Owns the orders at the API server. Promises of `autoscaler.capacity.base.Provider`, and: a detach is forced only by an
 order that says so, and then of its own Devices; of a request that others use only our own part is changed, by a write
 that fails where they changed it first. The operator looks every 30 s at what it waits for; whoever asks more often
-learns nothing. It has no word for what a fabric has free, so a model for which somebody waits in vain is not offered.
-Nothing is kept here: all is read at each call.
+learns nothing, so what it says of ours is heard by watches. It has no word for what a fabric has free: while somebody
+is told that there is none of a model, none is offered; while somebody waits in vain for another reason, none on that
+node. Nothing is kept here: all is read at each call.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -24,7 +27,7 @@ from autoscaler.capacity.server import CONFLICT, REFUSALS, AnswerError, Object, 
 from autoscaler.capacity.together import together
 from autoscaler.capacity.using import in_use
 from autoscaler.groups import most
-from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.prices import Prices
 from autoscaler.world import World
 
@@ -33,6 +36,8 @@ EXPECTED_S = 90.0
 """From an order until a Device is seen: the fabric, and two of the operator's looks, 30 s apart."""
 TRIES = 5
 """Of a write that another overtook."""
+REST_S = 1.0
+"""From one time that something is told to have changed to the next."""
 FRESH_S = 60.0
 """So old what others read as the last use of a Device of ours may be; they take it for idle after 600 s."""
 PARTIAL_S = 90.0
@@ -71,13 +76,15 @@ class CroFabric:
     # --- Provider -----------------------------------------------------------------------------------------------------
 
     async def offers(self) -> tuple[Offer, ...]:
-        """See Provider: of each node that may have more."""
+        """See Provider: of each node that may have more; of too many those with the most room."""
         seen = await self._seen()
-        if objects.starved(seen.resources, self._model) is not None:
+        vain = objects.in_vain(seen.resources, self._model)
+        if objects.starved(vain) is not None:
             return ()
-        there = await self._sites()
-        offered = (self._offer(site, self._room(site, seen)) for _, site in sorted(there.items()))
-        return tuple(one for one in offered if one is not None)
+        shut = {one.node for one in vain}
+        there = [site for node, site in sorted((await self._sites()).items()) if node not in shut]
+        found = [one for site in there if (one := self._offer(site, self._room(site, seen))) is not None]
+        return tuple(sorted(found, key=lambda one: -one.devices_max)[:OFFERS_MAX])
 
     async def acquire(self, order: AcquireOrder) -> None:
         """See Provider."""
@@ -108,6 +115,22 @@ class CroFabric:
                     pass
         return tuple(found)
 
+    async def attend(self, changed: Callable[[], None]) -> None:
+        """See Attended: what the operator says of ours is heard when it says it. However much that is, it is told once
+        in a while, since whoever is told asks for everything.
+        """
+        news, follow = asyncio.Event(), self._server.follow
+        ours = functools.partial(objects.heard_of_request, provider=self._name)
+        mine = functools.partial(objects.heard_of_resource, model=self._model)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follow(REQUESTS, ours, news.set))
+            tasks.create_task(follow(RESOURCES, mine, news.set, labelSelector=objects.LEASE))
+            while True:
+                await news.wait()
+                news.clear()
+                changed()
+                await asyncio.sleep(REST_S)
+
     # --- orders -------------------------------------------------------------------------------------------------------
 
     async def _at_once(self, order: AcquireOrder) -> bool:
@@ -136,9 +159,13 @@ class CroFabric:
             if known.notes[name].leaving:
                 raise RefusedError("the one of that name is still being given back")
             return
-        waits = objects.starved(seen.resources, self._model)
+        vain = objects.in_vain(seen.resources, self._model)
+        waits = objects.starved(vain)
         if waits is not None:
             raise RefusedError(f"the fabric has no {self._model} free: {waits.name} waits for one")
+        waits = next((one for one in vain if one.node == node), None)
+        if waits is not None:
+            raise RefusedError(f"something is wrong on node {node}: {waits.name} waits there in vain")
         site = None if found is None else self._of([found]).get(node)
         if site is None or order.devices > self._room(site, seen):
             raise RefusedError(f"node {node} has no place for {order.devices} more")

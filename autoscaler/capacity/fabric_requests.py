@@ -32,6 +32,14 @@ takes it for idle; one with the second goes first when its request gets smaller.
 ONLINE = "Online"
 GOING = frozenset({"Detaching", "Deleting"})
 _UNSAFE = re.compile(r"[^a-z0-9-]+")
+_NONE_FREE = re.compile(
+    r"\b(no|not|none|lack)\b.{0,40}\b(free|available|enough|left|remain\w*)\b"
+    r"|\b(insufficient|shortage|exhausted)\b|\bout of (capacity|devices|gpus|resources|stock)\b",
+    re.IGNORECASE,
+)
+"""That there is none free. The operator has no word for it and passes on what the fabric's manager says ("FM returned
+code: '...', error message: '...'"), of which no list is published: so it is known by the words that one would take.
+"""
 
 
 class Note(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -175,10 +183,36 @@ def cut_off(request: Request, shares: Mapping[str, Sequence[Resource]]) -> froze
     return frozenset(lost)
 
 
-def starved(resources: Iterable[Resource], model: str) -> Resource | None:
-    """One that waits for a Device of that model and is told that there is none; None: there is no such."""
+def in_vain(resources: Iterable[Resource], model: str) -> tuple[Resource, ...]:
+    """Those that wait for a Device of that model, and of which the operator says that something is wrong."""
     waits = (one for one in resources if one.model == model and not one.device_id and one.error and not one.going)
-    return next((one for one in waits if one.state != ONLINE), None)
+    return tuple(one for one in waits if one.state != ONLINE)
+
+
+def starved(waits: Iterable[Resource]) -> Resource | None:
+    """Of those in vain one that is told that the fabric has none; None: there is no such. What else is wrong (its node
+    has no driver, nobody knows its machine) is no word about other nodes.
+    """
+    return next((one for one in waits if one.node not in one.error and _NONE_FREE.search(one.error)), None)
+
+
+# --- what changes -----------------------------------------------------------------------------------------------------
+
+
+def heard_of_request(found: Object, provider: str) -> object:
+    """What of a request may be news for who has Leases on it; None: that provider has none there. The moment at which
+    its resources are made is: until they have our label nothing is heard of them.
+    """
+    request, status = read_request(found), found.get("status") or {}
+    if request is None or not any(note.provider == provider for note in request.notes.values()):
+        return None
+    return request._replace(version=""), status.get("state", ""), sorted(status.get("resources") or {})
+
+
+def heard_of_resource(found: Object, model: str) -> object:
+    """What of a resource may be news; None: it is of another model. When it was last used is none, for that we say."""
+    resource = read_resource(found)
+    return resource._replace(last_used="") if resource.model == model else None
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

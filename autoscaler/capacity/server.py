@@ -1,4 +1,4 @@
-"""What Providers ask of a Kubernetes API server: a few requests, on plain dicts.
+"""What Providers ask of a Kubernetes API server: a few requests, and a watch, on plain dicts.
 
 Owns the Protocol and its error, for a Provider knows no driver: who composes gives it one (`pilotlight.objects`), whose
 writes end with our leadership. What is raised but AnswerError means that nobody knows what came of it.
@@ -6,7 +6,7 @@ writes end with our leadership. What is raised but AnswerError means that nobody
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, Protocol
 
 from autoscaler.capacity.base import RefusedError
@@ -39,6 +39,14 @@ class Server(Protocol):
 
     def items(self, path: str, **query: str) -> Awaitable[list[Object]]:
         """A whole list; empty, where the server does not have such objects at all."""
+
+    def follow(
+        self, path: str, read: Callable[[Object], object], changed: Callable[[], None], **query: str
+    ) -> Coroutine[Any, Any, None]:
+        """Watches a list until cancelled: `changed`, whenever what `read` makes of an object is another than it was, or
+        first seen (None: nothing of it matters). While the server is away, does not have such objects or does not let
+        us watch them nothing is said of it here; it goes on when that ends.
+        """
 
     def create(self, path: str, body: Object) -> Awaitable[Object]:
         """POST to a collection; CONFLICT where that name is taken."""

@@ -95,9 +95,9 @@ QUEUED = {
     *grants("pilotlight-engines", "", "podtemplates", ("get", "list", "create", "delete")),
     *grants("pilotlight-engines", "", "resourcequotas", ("list",)),
 }  # fmt: skip
-FABRIC = grants("*", "cro.hpsys.ibm.ie.com", "composabilityrequests", ("list", "create", "patch", "delete")) | grants(
-    "*", "cro.hpsys.ibm.ie.com", "composableresources", ("list", "patch")
-)
+FABRIC = grants(
+    "*", "cro.hpsys.ibm.ie.com", "composabilityrequests", ("list", "watch", "create", "patch", "delete")
+) | grants("*", "cro.hpsys.ibm.ie.com", "composableresources", ("list", "watch", "patch"))
 ADDED = (
     grants("*", "karpenter.sh", "nodepools", ("get",))
     | grants("*", "karpenter.sh", "nodeclaims", ("get", "list", "create", "patch", "delete"))

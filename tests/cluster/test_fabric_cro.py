@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.capacity.base import Provider
+from autoscaler.capacity.base import Attended, Provider
 from autoscaler.capacity.fabric_cro import NODES, CroFabric
 from autoscaler.capacity.fabric_requests import API, MANAGED_BY, REQUESTS, RESOURCES
 from autoscaler.capacity.server import Object
@@ -21,7 +21,7 @@ from autoscaler.world import World
 from pilotlight.objects import Objects
 from tests.cluster import definitions
 from tests.cluster.conftest import make_namespace
-from tests.contracts.provider import ProviderContract
+from tests.contracts.provider import ProviderContract, order, release
 from tests.kit.fake_cro import NONE_FREE, FakeCro
 from tests.kit.observed import WAIT_S_MAX
 
@@ -153,3 +153,29 @@ class TestCroFabricOnServer(ProviderContract):
     def rig(self, kubeconfig: Path) -> CroRig:
         """See ProviderContract."""
         return CroRig(kubeconfig)
+
+
+def test_what_the_operator_says_of_ours_is_heard_by_a_watch(kubeconfig: Path) -> None:
+    """Nobody lists without news."""
+    rig = CroRig(kubeconfig)
+
+    async def scenario() -> None:
+        provider, news = rig.provider(), asyncio.Event()
+        assert isinstance(provider, Attended)
+        hearing = asyncio.ensure_future(provider.attend(news.set))
+
+        async def until(*phases: str) -> None:
+            async with asyncio.timeout(WAIT_S_MAX):
+                while [one.phase for one in await provider.list()] != [*phases]:
+                    await news.wait()
+                    news.clear()
+
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await until("here")
+        await provider.release(release(made))
+        await until()
+        assert not hearing.done()
+        hearing.cancel()
+
+    rig.run(scenario())

@@ -5,6 +5,8 @@ Owns names, versions, conflicts, finalizers and moments as the real one has them
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
 import time
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from autoscaler.capacity.server import CONFLICT, NOT_FOUND, AnswerError, Object
 
 FIELDS = {"spec.nodeName", "status.phase", "metadata.name", "involvedObject.name"}
 """By these it selects; another selector is an error."""
+HEARD_S = 0.05
+"""So late at most whoever follows is told."""
 
 
 class PlayedServer:
@@ -25,7 +29,7 @@ class PlayedServer:
         """By path."""
         self.away = False
         self.refused: dict[str, AnswerError] = {}
-        """By the method: what it says to each such request."""
+        """By the method (or WATCH): what it says to each such request."""
         self.before_write: Callable[[str, str], None] = lambda method, path: None
         """Something happens between a question and the write that follows."""
         self.writes: list[tuple[str, str, Object]] = []
@@ -47,6 +51,22 @@ class PlayedServer:
         self._asked("GET")
         under = [self.objects[one] for one in sorted(self.objects) if self._within(one, path)]
         return copy.deepcopy([one for one in under if _selected(one, query)])
+
+    async def follow(
+        self, path: str, read: Callable[[Object], object], changed: Callable[[], None], **query: str
+    ) -> None:
+        """See Server. It looks instead of being told."""
+        known: dict[str, object] = {}
+        while True:
+            with contextlib.suppress(ConnectionError, AnswerError):
+                self._asked("WATCH")
+                there = {one: body for one, body in self.objects.items() if self._within(one, path)}
+                read_now = {one: read(body) for one, body in there.items() if _selected(body, query)}
+                now = {one: what for one, what in read_now.items() if what is not None}
+                if now != known:
+                    changed()
+                known = now
+            await asyncio.sleep(HEARD_S)
 
     async def create(self, path: str, body: Object) -> Object:
         """See Server."""

@@ -111,8 +111,15 @@ _REMEMBERED = (
 )
 _CAPACITY: Mapping[str, tuple[Right, ...]] = {
     "cro": (
-        Right(_CRO, "composabilityrequests", ("list", "create", "patch", "delete"), "cluster", _FABRIC, optional=True),
-        Right(_CRO, "composableresources", ("list", "patch"), "cluster", _FABRIC, optional=True),
+        Right(
+            _CRO,
+            "composabilityrequests",
+            ("list", "watch", "create", "patch", "delete"),
+            "cluster",
+            _FABRIC,
+            optional=True,
+        ),
+        Right(_CRO, "composableresources", ("list", "watch", "patch"), "cluster", _FABRIC, optional=True),
         _KEPT,
     ),
     "clusterAutoscaler": (

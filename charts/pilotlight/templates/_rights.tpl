@@ -69,8 +69,8 @@ true
 {{- $kinds := include "pilotlight.capacityKinds" . | splitList " " -}}
 {{- if has "cro" $kinds }}
 # GPUs of a fabric, by the composable resource operator
-- {apiGroups: [cro.hpsys.ibm.ie.com], resources: [composabilityrequests], verbs: [list, create, patch, delete]}
-- {apiGroups: [cro.hpsys.ibm.ie.com], resources: [composableresources], verbs: [list, patch]}
+- {apiGroups: [cro.hpsys.ibm.ie.com], resources: [composabilityrequests], verbs: [list, watch, create, patch, delete]}
+- {apiGroups: [cro.hpsys.ibm.ie.com], resources: [composableresources], verbs: [list, watch, patch]}
 {{- end }}
 {{- if has "publish" $kinds }}
 # what a fabric could attach is shown to everybody's claims, and they are told what became of theirs

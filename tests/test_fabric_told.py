@@ -1,0 +1,258 @@
+"""GPUs of a fabric by the composable resource operator: what becomes of its words, and how soon they are heard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from autoscaler.capacity.base import Attended, RefusedError
+from autoscaler.capacity.fabric_cro import NODES, REST_S
+from autoscaler.capacity.fabric_requests import (
+    API,
+    LAST_USED,
+    LEASE,
+    REQUESTS,
+    RESOURCES,
+    in_vain,
+    name_for,
+    read_resource,
+    starved,
+)
+from autoscaler.capacity.server import AnswerError, Object
+from autoscaler.capacity.supplying import LIST_S, Supplying, Told
+from autoscaler.leases import OFFERS_MAX, LeasesSeen
+from tests.contracts.provider import order
+from tests.kit.cro_rack import MODEL, NODE, Rack, given_back, node, ordered
+from tests.kit.fake_cro import NONE_FREE
+from tests.kit.objects import HEARD_S
+
+MANAGER = "failed to process FM scaleup request. FM returned code: '{}', error message: '{}'"
+"""As the operator passes on what the fabric's manager says."""
+
+
+@pytest.fixture
+def rack() -> Rack:
+    """See Rack."""
+    return Rack()
+
+
+def waiting(error: str, on: str = "w77", **status: str) -> Object:
+    """Somebody's resource that has no Device yet, and why not."""
+    return {
+        "apiVersion": API, "kind": "ComposableResource", "metadata": {"name": "gpu-of-another", "labels": {}},
+        "spec": {"type": "gpu", "model": MODEL, "target_node": on},
+        "status": {"state": "Attaching", "error": error, **status},
+    }  # fmt: skip
+
+
+def nodes(rack: Rack, names: list[str]) -> None:
+    """These are there, too."""
+    for name in names:
+        rack.server.put(f"{NODES}/{name}", node(name))
+
+
+def test_of_more_nodes_than_may_be_offered_those_with_the_most_room_are(rack: Rack) -> None:
+    async def scenario() -> None:
+        names = [f"w{at:03}" for at in range(OFFERS_MAX + 44)]
+        nodes(rack, names)
+        offers = await rack.provider().offers()
+        assert len(offers) == OFFERS_MAX
+        assert {one.devices_max for one in offers} == {4}, f"{NODE} has one already, and is the first by name only"
+        assert [one.name for one in offers] == names[:OFFERS_MAX]
+        assert await rack.provider().offers() == offers
+
+    rack.run(scenario())
+
+
+def test_what_is_wrong_on_one_node_closes_that_node_alone(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.cro.pool.clear()  # the operator does nothing about this model
+        nodes(rack, ["w2", "w77"])
+        offers = {one.node: one for one in await rack.provider().offers()}
+        rack.server.put(f"{RESOURCES}/gpu-of-another", waiting("no nvidia driver found on node w77"))
+        assert {one.node for one in await rack.provider().offers()} == {NODE, "w2"}
+        with pytest.raises(RefusedError, match="something is wrong on node w77: gpu-of-another waits there in vain"):
+            await rack.provider().acquire(order(offers["w77"]))
+        await rack.provider().acquire(order(offers["w2"]))
+        rack.server.change(f"{RESOURCES}/gpu-of-another", {"status": {"error": ""}})
+        assert "w77" in {one.node for one in await rack.provider().offers()}
+
+    rack.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NONE_FREE,
+        MANAGER.format("E021001", "No GPU is available."),
+        MANAGER.format("E021002", "There are not enough free resources in the resource pool"),
+        MANAGER.format("E021003", "insufficient resources"),
+        "an error occurred with the resource in CM: 'all devices of the pool are exhausted'",
+    ],
+)
+def test_who_is_told_that_the_fabric_has_none_closes_the_model(error: str) -> None:
+    assert starved(in_vain([read_resource(waiting(error))], MODEL)) is not None
+    assert starved(in_vain([read_resource(waiting(error))], "another model")) is None
+    assert starved(in_vain([read_resource(waiting(error, device_id="GPU-1"))], MODEL)) is None, "it has one"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "no nvidia driver found on node w77",
+        "no Pod with label 'app.kubernetes.io/component=nvidia-driver' found on node w77",
+        "no free slot is left in node w77",
+        "failed to get annotation 'machine.openshift.io/machine' from Node w77, now is ''",
+        "failed to process CM get request. http returned status: 404",
+        MANAGER.format("E02XXXX", "scaleup method not found"),
+        "the attached device called by gpu-1 is in Critical state",
+    ],
+)
+def test_other_words_of_the_operator_are_no_word_about_the_whole_fabric(error: str) -> None:
+    vain = in_vain([read_resource(waiting(error))], MODEL)
+    assert [one.node for one in vain] == ["w77"]
+    assert starved(vain) is None
+
+
+# --- how soon it is heard ---------------------------------------------------------------------------------------------
+
+SOON_S = REST_S + HEARD_S + 0.2
+"""From what the operator says until it is told: it may have been told of something else just before."""
+
+
+class Log(list[tuple[float, LeasesSeen]]):
+    """Lists, and when each was told."""
+
+    def observe(self, batch: tuple[Told, ...]) -> None:
+        """See Observe."""
+        now_s = asyncio.get_running_loop().time()
+        super().extend((now_s, one) for one in batch if isinstance(one, LeasesSeen))
+
+    async def until(self, *phases: str) -> None:
+        """Until the last list has these."""
+        while not self or [one.phase for one in self[-1][1].leases] != [*phases]:
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def listing(rack: Rack) -> AsyncIterator[Log]:
+    """What a loop is told of the rack."""
+    log = Log()
+    task = asyncio.create_task(Supplying({"rack": rack.provider()}, log.observe, asyncio.get_running_loop().time).run())
+    yield log
+    task.cancel()
+
+
+@asynccontextmanager
+async def attended(rack: Rack) -> AsyncIterator[list[float]]:
+    """The moments at which something new is told. What is there at the beginning has been."""
+    told, provider, now = list[float](), rack.provider(), asyncio.get_running_loop().time
+    assert isinstance(provider, Attended)
+    task = asyncio.ensure_future(provider.attend(lambda: told.append(now())))
+    await asyncio.sleep(3 * REST_S)
+    told.clear()
+    yield told
+    assert not task.done()
+    task.cancel()
+
+
+async def until_online(rack: Rack) -> None:
+    """The operator says it of all."""
+    while {one.get("status", {}).get("state") for one in rack.resources()} != {"Online"}:
+        await asyncio.sleep(0.01)
+
+
+def test_a_device_that_is_online_and_one_that_is_gone_are_listed_about_a_second_later(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.cro.attach_s = rack.cro.detach_s = 40.0
+        async with listing(rack) as log:
+            name = await ordered(rack)
+            await until_online(rack)
+            async with asyncio.timeout(SOON_S):
+                await log.until("here")
+            await given_back(rack, name)
+            while rack.resources():
+                await asyncio.sleep(0.01)
+            async with asyncio.timeout(SOON_S):
+                await log.until()
+
+    rack.run(scenario())
+
+
+def test_while_nothing_happens_nothing_is_asked_more_often(rack: Rack) -> None:
+    """Our own marks on what we have are no news, or each list would bring the next."""
+
+    async def scenario() -> None:
+        async with listing(rack) as log:
+            name = await ordered(rack)
+            await rack.until_here(name)
+            await asyncio.sleep(100.0)
+            log.clear()
+            before = rack.resources()[0]["metadata"]["annotations"][LAST_USED]
+            await asyncio.sleep(20 * LIST_S[1])
+            assert len(log) <= 21
+            assert rack.resources()[0]["metadata"]["annotations"][LAST_USED] > before
+
+    rack.run(scenario())
+
+
+def test_what_is_of_others_is_not_told_and_much_of_ours_is_told_once_in_a_while(rack: Rack) -> None:
+    async def scenario() -> None:
+        name = await ordered(rack)
+        await rack.until_here(name)
+        (mine,) = (f"{RESOURCES}/{one['metadata']['name']}" for one in rack.resources())
+        async with attended(rack) as told:
+            await rack.another_asks("w2")
+            rack.server.put(f"{RESOURCES}/theirs", waiting("something is wrong", on=NODE))
+            labelled = waiting("something is wrong") | {"metadata": {"labels": {LEASE: "of-another-model"}}}
+            labelled["spec"] = {**labelled["spec"], "model": "another"}
+            rack.server.put(f"{RESOURCES}/of-another-model", labelled)
+            await asyncio.sleep(10.0)
+            assert not told
+            for number in range(100):
+                rack.server.change(mine, {"status": {"error": f"the target gpu shows warning {number}"}})
+                await asyncio.sleep(0.1)
+            assert 10.0 / REST_S - 2 <= len(told) <= 10.0 / REST_S + 2
+            await asyncio.sleep(2 * REST_S)
+            told.clear()
+            rack.server.change(f"{REQUESTS}/{name_for(MODEL, NODE)}", {"spec": {"resource": {"size": 0}}})
+            await asyncio.sleep(2 * HEARD_S)
+            assert told, "somebody made our request smaller"
+
+    rack.run(scenario())
+
+
+def test_while_the_api_server_is_away_nothing_is_told_and_then_what_was_missed(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.cro.attach_s = 30.0
+        name = await ordered(rack)
+        await asyncio.sleep(1.0)
+        await rack.provider().list()
+        rack.cro.server = rack.allowed()
+        async with attended(rack) as told:
+            rack.server.away = True
+            await until_online(rack)
+            await asyncio.sleep(600.0)
+            assert not told
+            rack.server.away = False
+            await asyncio.sleep(2 * HEARD_S)
+            assert told
+            assert [(one.name, one.phase) for one in await rack.provider().list()] == [(name, "here")]
+
+    rack.run(scenario())
+
+
+def test_who_may_not_watch_lists_as_often_as_without_news(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.server.refused["WATCH"] = AnswerError(403, "Forbidden", "cannot watch")
+        rack.cro.attach_s = 40.0
+        async with listing(rack) as log:
+            await ordered(rack)
+            await until_online(rack)
+            async with asyncio.timeout(LIST_S[1] + 1.0):
+                await log.until("here")
+
+    rack.run(scenario())
