@@ -291,7 +291,6 @@ class Capacity(Said, frozen=True):
     """By provider that offers nothing: why, where it says so."""
     awaited: tuple[Awaited, ...] = ()
     """What claims of anybody were given of what fabrics could attach, and wait for."""
-
     groups: dict[str, Growth] = {}
     """By name."""
 

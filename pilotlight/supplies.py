@@ -194,6 +194,8 @@ class Supplies:
         self._server, self._places, self._world = server, places[:2], world
         self._observe, self._clock = observe, clock
         self._changed = asyncio.Event()
+        self._entries: tuple[ProviderSettings, ...] = ()
+        """Of which Providers are made now: those that the Settings name, and those with Leases still."""
         self._supplying = Supplying({}, observe, clock)
         self._delaying = Delaying(server, world, leads)
         self._publishing = Publishing(server, places[1], self._published, clock)
@@ -213,10 +215,20 @@ class Supplies:
         """Others may be named now, and other nodes may have what is lent."""
         self._delaying.look()
         self._remembering.look()
-        if step.before.settings.capacity != step.after.settings.capacity:
+        if step.before.settings.capacity != step.after.settings.capacity or self._over(step.after):
             self._changed.set()
         if step.before.capacity is not step.after.capacity or step.before.settings is not step.after.settings:
             self._publishing.look()
+
+    def _over(self, world: World) -> bool:
+        """Whether one that is not named any more has nothing left."""
+        return len(self._entries) > len(world.settings.capacity) and self._named(world) != self._entries
+
+    def _named(self, world: World) -> tuple[ProviderSettings, ...]:
+        """Of which Providers are to be made."""
+        entries = world.settings.capacity
+        known, have = {one.name for one in entries}, {id.provider for id in world.capacity.leases}
+        return (*entries, *(one for one in self._entries if one.name not in known and one.name in have))
 
     def _published(self) -> Published | None:
         """What is to be shown of fabrics now, where that is ours to do."""
@@ -236,16 +248,18 @@ class Supplies:
         while True:
             self._changed.clear()
             async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-                entries = self._world().settings.capacity
-                self._supplying = self._made(entries, stack)
-                growing = (Growing(self._server, self._world, self._observe).run(),) if entries else ()
+                world = self._world()
+                self._entries = self._named(world)
+                self._supplying = self._made(self._entries, len(world.settings.capacity), stack)
+                growing = (Growing(self._server, self._world, self._observe).run(),) if self._entries else ()
                 running = [tasks.create_task(one) for one in (self._supplying.run(), *growing)]
                 await self._changed.wait()
                 for one in running:
                     one.cancel()
 
-    def _made(self, entries: tuple[ProviderSettings, ...], stack: AsyncExitStack) -> Supplying:
+    def _made(self, entries: tuple[ProviderSettings, ...], named: int, stack: AsyncExitStack) -> Supplying:
+        """`named`: so many are in the Settings; of the others nothing is ordered any more."""
         around = Around(self._server, self._world, *self._places, stack, self._leads, clock=self._clock)
         made = {entry.name: KINDS[entry.kinds[0]].make(entry, around) for entry in entries}
         hedges = frozenset(entry.name for entry in entries if entry.hedge)
-        return Supplying(made, self._observe, self._clock, hedges)
+        return Supplying(made, self._observe, self._clock, hedges, frozenset(one.name for one in entries[named:]))

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from autoscaler.actions import Plan
 from autoscaler.capacity.base import Provider
-from autoscaler.capacity.supplying import Told
-from autoscaler.leases import LeaseRefused, LeasesSeen, ProvidersSeen
+from autoscaler.capacity.supplying import CLOSING, Told
+from autoscaler.leases import Capacity, Lease, LeaseRefused, LeasesSeen, OffersSeen, ProvidersSeen, ReleaseOrder
 from autoscaler.loop import Step
 from autoscaler.providers import KINDS, ClusterAutoscaler, Cro, Karpenter, ProviderSettings
 from autoscaler.settings import Settings
@@ -99,6 +99,39 @@ def test_orders_go_to_the_provider_that_the_settings_name(monkeypatch: pytest.Mo
         assert [listed.name for listed in shown.leases] == [order(offer()).id.name]
         one.acquire(order(offer("gone")))
         assert isinstance(house.seen[-1], LeaseRefused)
+        task.cancel()
+
+    run(scenario())
+
+
+def test_what_came_of_an_entry_that_is_taken_out_is_listed_and_given_back_and_nothing_more_is_offered_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        house = House(monkeypatch)
+        one = house.supplies()
+        task = asyncio.create_task(one.run())
+        await asyncio.sleep(1.0)
+        house.tell(one, RACK)
+        await asyncio.sleep(1.0)
+        of = order(offer())
+        lease = Lease(id=of.id, offer=of.offer, devices=1, owner=of.owner, asked_s=0.0, sent_s=0.0, due_s=9.0)
+        house.world = replace(house.world, capacity=Capacity(leases={of.id: lease}))
+        house.seen.clear()
+        house.tell(one)
+        await asyncio.sleep(1.0)
+        assert [seen for seen in house.seen if isinstance(seen, OffersSeen)] == [
+            OffersSeen(provider="rack", offers=(), closed=CLOSING)
+        ]
+        one.release(ReleaseOrder(id=of.id, epoch=1))
+        await asyncio.sleep(1.0)
+        assert not [seen for seen in house.seen if isinstance(seen, LeaseRefused)], "there is who takes it back"
+        assert [seen for seen in house.seen if isinstance(seen, LeasesSeen)][-1].leases == ()
+        house.world = replace(house.world, capacity=Capacity())
+        house.tell(one)
+        await asyncio.sleep(1.0)
+        assert house.seen[-1] == ProvidersSeen(providers=())
+        assert house.ended == ["rack", "rack"]
         task.cancel()
 
     run(scenario())

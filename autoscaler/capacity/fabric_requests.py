@@ -37,7 +37,7 @@ _NONE_FREE = re.compile(
     r"|\b(insufficient|shortage|exhausted)\b|\bout of (capacity|devices|gpus|resources|stock)\b",
     re.IGNORECASE,
 )
-"""That there is none free. The operator has no word for it and passes on what the fabric's manager says ("FM returned
+"""That there is none free. The operator has no word for it and passes on what the fabric's control says ("FM returned
 code: '...', error message: '...'"), of which no list is published: so it is known by the words that one would take.
 """
 

@@ -45,12 +45,15 @@ REST_S: Final = 0.01
 """No pause is shorter: a timer may end a little before the clock says so, and what it ends would be asked in vain."""
 NONE_S: Final = 5.0
 """While nothing is offered it is looked again after so long, then twice as long each time, up to OFFERS_S."""
+CLOSING: Final = "the Settings name it no more, and what came of it is given back"
 ORDERS_MAX: Final = 256
 """That wait at one Provider; further ones are dropped, and given anew by who decides."""
 
 
 class Supplying:
-    """A Supplier for all Providers, by name. `hedges`: those that may be started beside another for one lack."""
+    """A Supplier for all Providers, by name. `hedges`: who may be started beside another for one lack; `closing`: who
+    only keeps what there is until it is given back.
+    """
 
     def __init__(
         self,
@@ -58,10 +61,13 @@ class Supplying:
         observe: Observe,
         clock: Callable[[], float],
         hedges: frozenset[str] = frozenset(),
+        closing: frozenset[str] = frozenset(),
     ) -> None:
         self._observe = observe
         self._known = ProvidersSeen(providers=tuple(sorted(providers)), hedges=hedges)
-        self._desks = {name: _Desk(name, one, observe, clock) for name, one in providers.items()}
+        self._desks = {
+            name: _Desk(name, one, observe, clock, closing=name in closing) for name, one in providers.items()
+        }
 
     def acquire(self, order: AcquireOrder) -> None:
         """See Supplier."""
@@ -93,8 +99,11 @@ class Supplying:
 class _Desk:
     """One Provider."""
 
-    def __init__(self, name: str, provider: Provider, observe: Observe, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, name: str, provider: Provider, observe: Observe, clock: Callable[[], float], *, closing: bool
+    ) -> None:
         self._name, self._provider, self._observe, self._clock = name, provider, observe, clock
+        self._closing = closing
         self._orders: list[Order] = []
         self._ordered, self._news = asyncio.Event(), asyncio.Event()
         self._done_s = clock()
@@ -165,6 +174,9 @@ class _Desk:
 
     async def _offers(self) -> bool:
         """Whether there are any."""
+        if self._closing:
+            self._observe((OffersSeen(provider=self._name, offers=(), closed=CLOSING),))
+            return True
         try:
             async with asyncio.timeout(CALL_S_MAX):
                 offers = await self._provider.offers()
