@@ -51,7 +51,8 @@ class Rung(NamedTuple):
         when = "nobody can say when" if takes == inf else f"expected {seconds(takes)}"
         price = f", {self.cost:.2f} for a surge" if self.cost else ""
         chance = f"in time with {self.in_time:.0%}"
-        return f"{offer.provider}: {self.devices} x {offer.product}{where}, {when}, {chance}{price}"
+        ends = "" if offer.lasts_s is None else f", for {seconds(offer.lasts_s)} at most"
+        return f"{offer.provider}: {self.devices} x {offer.product}{where}, {when}, {chance}{price}{ends}"
 
 
 class Chosen(NamedTuple):

@@ -1,8 +1,20 @@
-"""Numbers as people read them in reasons: durations, sizes, counts of Calls. Owns these forms and nothing else."""
+"""Numbers as people read them in reasons: durations, sizes, counts of Calls; and others' words without addresses.
+
+Owns these forms and nothing else.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+_ADDRESS = re.compile(
+    r"""[a-z][a-z0-9+.-]*://[^\s"'<>]+            # a URL
+    | (?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?(?![\w.]*\d)  # IPv4
+    | \[[0-9a-f:.%]*:[0-9a-z:.%]*\](?::\d+)?    # IPv6, as it stands before a port
+    | (?<![\w.-])[a-z0-9-]+(?:\.[a-z0-9-]+)+:\d+  # a host and its port""",
+    re.IGNORECASE | re.VERBOSE,
+)
 
 
 def seconds(duration_s: float) -> str:
@@ -23,6 +35,11 @@ def size(size_bytes: int) -> str:
         if size_bytes >= unit:
             return f"{size_bytes / unit:.1f}".removesuffix(".0") + suffix
     return f"{size_bytes} bytes"
+
+
+def unaddressed(text: str) -> str:
+    """What others say, with `(address)` in the place of each URL, IP address, and host with a port."""
+    return _ADDRESS.sub("(address)", text)
 
 
 def counted(count: int, noun: str) -> str:

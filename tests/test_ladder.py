@@ -78,6 +78,7 @@ def test_a_sentence_says_what_where_when_and_for_how_much() -> None:
     assert told.startswith("rack: 2 x A100 on w1, expected 30 s, in time with ")
     assert told.endswith(" for a surge")
     assert "nobody can say when" in made(cloud(expected_s=None)).says()
+    assert made(cloud(lasts_s=7200.0)).says().endswith(", for 2 h at most")
 
 
 @given(

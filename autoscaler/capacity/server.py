@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, Protocol
 
 from autoscaler.capacity.base import RefusedError
+from autoscaler.words import unaddressed
 
 Object = dict[str, Any]
 """As the API has it."""
@@ -24,6 +25,7 @@ class AnswerError(Exception):
     """The server said no: `status` as HTTP has it, `reason` the API's word for it, `message` for people."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
+        message = unaddressed(message)  # a webhook that is away, in the words of who called it
         super().__init__(f"{status} {reason}: {message[:SAID_MAX]}")
         self.status, self.reason, self.message = status, reason, message
 
