@@ -74,10 +74,11 @@ class Metrics:
             self._actions.labels(KINDS[type(action)], "ordered").inc()
             if isinstance(action, FailStart):
                 self._failures.labels(action.model, "impossible").inc()
-        for one in counted(step.before.capacity, step.after.capacity):
-            self._offers.labels(one.provider, one.result).inc()
-            if one.took_s is not None:
-                self._lease_seconds.labels(one.provider).observe(one.took_s)
+        if step.after.leads:  # who follows sees the same, and it would be counted once by each of them
+            for one in counted(step.before.capacity, step.after.capacity):
+                self._offers.labels(one.provider, one.result).inc()
+                if one.took_s is not None:
+                    self._lease_seconds.labels(one.provider).observe(one.took_s)
         for move in step.transitions:
             replica = step.after.replicas.get(move.replica)
             if move.after == ReplicaState.FAILED and move.before in {ReplicaState.PENDING, ReplicaState.STARTING}:
