@@ -1,7 +1,8 @@
 """Leases that leave, since when, and which of them do not go: told from one World to the next. Pure.
 
-A Lease says when it was ordered to go last, not first, and who follows ordered nothing: so whoever counts them (metrics)
-or tells of them (Events) has one `Leaving` that sees every World. What somebody is on is waited for, and is not stuck.
+A Lease says when it was ordered to go last, not first, and who follows ordered nothing: so whoever counts them
+(metrics) or tells of them (Events) has one `Leaving` that sees every World. What somebody is on is waited for, and is
+not stuck.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Leaving:
         self._now_s = 0.0
 
     def look(self, capacity: Capacity, now_s: float) -> None:
-        """This is how it is now."""
+        """Takes what there is now."""
         before = self._since_s
         self._since_s = {
             id: before.get(id, now_s) for id, one in capacity.leases.items() if leaves(one) and not one.in_use
