@@ -1,7 +1,7 @@
 """What became of orders for capacity from one World to the next, to be counted, and what is there of them. Pure.
 
 Owns the words of metrics `pilotlight_offers_total` and `pilotlight_leases`. Of the first: ordered; came, and after how
-long; failed (refused, or it did not come); returned; lost (it was here, and nobody gave it back).
+long; failed (refused, or it did not come); returned; lost (it was here, and is gone without having been leaving).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from autoscaler.awaited import is_claims
 from autoscaler.contract import ModelName
 from autoscaler.leases import Capacity, Lease
+from autoscaler.leaving import leaves
 
 
 class Counted(NamedTuple):
@@ -35,7 +36,7 @@ def counted(before: Capacity, after: Capacity) -> Iterator[Counted]:
             yield Counted(id.provider, "came", lease.here_s - lease.asked_s)
     for id, lease in before.leases.items():
         if id not in after.leases and lease.here_s is not None:
-            yield Counted(id.provider, "returned" if lease.leaving else "lost")
+            yield Counted(id.provider, "returned" if leaves(lease) else "lost")
     for offer, barred in after.barred.items():
         known = before.barred.get(offer)
         if not is_claims(ModelName(offer.name)) and (known is None or barred.times > known.times):
@@ -44,6 +45,6 @@ def counted(before: Capacity, after: Capacity) -> Iterator[Counted]:
 
 def state_of(lease: Lease) -> tuple[str, str]:
     """Its provider, and in a word what is with it: coming, idle, used or leaving."""
-    if lease.leaving:
+    if leaves(lease):
         return lease.id.provider, "leaving"
     return lease.id.provider, "coming" if lease.here_s is None else "used" if lease.in_use else "idle"

@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from autoscaler.actions import Action, FailStart
 from autoscaler.crowded import room_of
 from autoscaler.leasecounts import counted, state_of
+from autoscaler.leaving import Leaving
 from autoscaler.loop import Step
 from autoscaler.phases import told_s
 from autoscaler.states import HOLDS_SLICE, ReplicaState
@@ -62,11 +63,13 @@ class Metrics:
             "pilotlight_lease_seconds", "Order of capacity to its use", ("provider",), registry=registry,
             buckets=LEASE_BUCKETS,
         )  # fmt: skip
-        registry.register(_WorldCollector(world))
+        self._leaving = Leaving()
+        registry.register(_WorldCollector(world, self._leaving))
 
     def on_step(self, step: Step) -> None:
         """Counts one step of the loop."""
         self._plan_seconds.observe(step.acted_s - step.started_s)
+        self._leaving.look(step.after.capacity, step.acted_s)
         self._merged.inc(step.reports_merged)
         if step.actions:
             self._decision.observe(step.acted_s - step.received_s)
@@ -74,10 +77,11 @@ class Metrics:
             self._actions.labels(KINDS[type(action)], "ordered").inc()
             if isinstance(action, FailStart):
                 self._failures.labels(action.model, "impossible").inc()
-        for one in counted(step.before.capacity, step.after.capacity):
-            self._offers.labels(one.provider, one.result).inc()
-            if one.took_s is not None:
-                self._lease_seconds.labels(one.provider).observe(one.took_s)
+        if step.after.leads:  # who follows sees the same, and it would be counted once by each of them
+            for one in counted(step.before.capacity, step.after.capacity):
+                self._offers.labels(one.provider, one.result).inc()
+                if one.took_s is not None:
+                    self._lease_seconds.labels(one.provider).observe(one.took_s)
         for move in step.transitions:
             replica = step.after.replicas.get(move.replica)
             if move.after == ReplicaState.FAILED and move.before in {ReplicaState.PENDING, ReplicaState.STARTING}:
@@ -94,8 +98,9 @@ class Metrics:
 class _WorldCollector:
     """Gauges that are read off the World at the moment of the scrape."""
 
-    def __init__(self, world: Callable[[], World]) -> None:
+    def __init__(self, world: Callable[[], World], leaving: Leaving) -> None:
         self._world = world
+        self._leaving = leaving
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """The families, in the order of interfaces section 5."""
@@ -114,10 +119,7 @@ class _WorldCollector:
             memory.add_metric((slice_.node, slice_.device, "used"), used)
             memory.add_metric((slice_.node, slice_.device, "free"), max(0, slice_.memory_bytes - used))
         yield memory
-        leases = GaugeMetricFamily("pilotlight_leases", "Capacity that was ordered", labels=("provider", "state"))
-        for (provider, state), count in sorted(Tally(map(state_of, world.capacity.leases.values())).items()):
-            leases.add_metric((provider, state), count)
-        yield leases
+        yield from self._leases(world)
         machines = GaugeMetricFamily("pilotlight_machines_coming", "Nodes that others have made", labels=("group",))
         for name, growth in sorted(world.capacity.groups.items()):
             if growth.group.offer is not None:
@@ -133,3 +135,17 @@ class _WorldCollector:
         kinds.add_metric((by,), 0 if lesson is None else len(lesson.exercise.demand))
         yield kinds
         yield GaugeMetricFamily("pilotlight_leader", "Whether this process leads", value=float(world.leads))
+
+    def _leases(self, world: World) -> Iterable[GaugeMetricFamily]:
+        leases = GaugeMetricFamily("pilotlight_leases", "Capacity that was ordered", labels=("provider", "state"))
+        for (provider, state), count in sorted(Tally(map(state_of, world.capacity.leases.values())).items()):
+            leases.add_metric((provider, state), count)
+        yield leases
+        longest = GaugeMetricFamily(
+            "pilotlight_lease_leaving_seconds",
+            "Since the oldest of what is given back, and nobody is on, was to go",
+            labels=("provider",),
+        )
+        for provider, for_s in sorted(self._leaving.longest_s().items()):
+            longest.add_metric((provider,), for_s)
+        yield longest

@@ -2,8 +2,10 @@
 
 `points`: cost, waits and energy of each rule on each market, pictures, and how ours compares: for each point of others
 the cheapest of ours by which nobody waits longer (p95). All are means of several seeds of luck with providers, which is
-the same for every rule; who gave up is counted over all of them. The trace is in the folder that `GENTD26` names.
-`surges`: ten thousand with faults: what was supplied twice, what was left. `QUICK=1`: two days of the trace, and 200.
+the same for every rule; who gave up is counted over all of them, and so is what was broken (a promise that a run did
+not keep, by any rule). The trace is in the folder that `GENTD26` names.
+`surges`: ten thousand with faults: what was supplied twice, what was left, what other promise was
+broken. `QUICK=1`: two days of the trace, and 200.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ QUICK_DAYS, SURGES, QUICK_SURGES = 2, 10_000, 200
 SEEDS = (1, 2)
 BATCH = 20
 KEYS = (
-    "cost_ratio_max", "cost_ratio_max_default", "energy_ratio_max", "points", "points_matched", "points_below_default",
-    "wait_s_p95", "calls_given_up", "surges", "double_supply", "orphans", "hedges",
+    "cost_ratio_max", "cost_ratio_max_default", "energy_ratio", "points", "points_matched", "points_below_default",
+    "wait_s_p95", "calls_given_up", "broken", "surges", "double_supply", "orphans", "other", "hedges",
 )  # fmt: skip
 TOLERANCE_S = 0.5
 """Waits that differ by less are equal: it is less than a plan waits for a gateway's next report."""
@@ -85,6 +87,7 @@ async def points(place: Path, *, quick: bool) -> Figures:
             runs[outcome.market, outcome.policy].append(outcome)
             say(f"({number} of {len(tasks)}: {outcome.market}, {outcome.policy})")
     figures: Figures = {"points": 0, "points_matched": 0, "points_below_default": 0, "calls_given_up": 0}
+    figures["broken"] = sum(len(one.broken) for outcomes in runs.values() for one in outcomes)
     ratios: list[Judged] = []
     default: list[float] = []
     for market in MARKETS:
@@ -104,7 +107,7 @@ async def points(place: Path, *, quick: bool) -> Figures:
     if ratios:
         figures |= {
             "cost_ratio_max": max(one.cost for one in ratios),
-            "energy_ratio_max": max(one.energy for one in ratios),
+            "energy_ratio": max(one.energy for one in ratios),
         }
     if default:
         figures["cost_ratio_max_default"] = max(default)
@@ -183,7 +186,7 @@ async def surged(place: Path, *, quick: bool) -> Figures:
             said_s = time.monotonic()
             say(f"({totals['surges']} of {many})")
     say(", ".join(f"{key} {value}" for key, value in totals.items()))
-    return {key: totals[key] for key in ("surges", "double_supply", "orphans", "hedges")}
+    return {key: totals[key] for key in ("surges", "double_supply", "orphans", "other", "hedges")}
 
 
 def _surges(many: int) -> Iterator[tuple[int, surges.Result]]:

@@ -89,6 +89,17 @@ def test_of_a_queue_what_such_a_node_would_be_read_as_is_offered_and_nothing_els
     assert [one.product for one in queued(t4, l4, selector={"pool": "t4"})] == ["T4"]
 
 
+def test_of_a_queue_no_node_is_offered_that_would_be_of_two_products() -> None:
+    """Each of its labels may be there, and both never are: what other entries say of them tells."""
+    h100, l4 = kind(8, "H100", {"pool": "dws"}), kind(model="L4", selector={"gpu": "l4"})
+    assert [one.product for one in queued(h100, l4, selector={"gpu": "l4"})] == ["L4"]
+    assert [one.product for one in queued(h100, l4, selector={"pool": "dws"})] == ["H100"]
+    shared = kind(8, "H100", {"pool": "dws", "share": "yes"}, kind="timeslice", replicas=2)
+    assert [one.parts for one in queued(shared, h100, selector={"pool": "dws"})] == [2, 1], "of one, shared and not"
+    others = kind(model="T4")
+    assert [one.product for one in queued(h100, others, selector={"zone": "a"})] == ["H100", "T4"], "all that are left"
+
+
 def test_an_offer_of_a_queue_is_called_the_same_wherever_its_entry_stands() -> None:
     one, other = kind(2, "NVIDIA L4", {"pool": "l4"}), kind(1, "T4", {"pool": "t4"})
     names = {offer.product: offer.name for offer in queued(one, other)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench import attacks, engine, fabric, upstream, wrk
+from bench import attacks, capacity, engine, fabric, upstream, wrk
 from bench.attackers import Crowd, Habit, attack, dribble, sip
 from bench.calls import RATIOS
 from bench.closedloop import Caller, Tally
@@ -21,6 +21,7 @@ from bench.openloop import Line, Sender
 from bench.parts import quick, run
 from bench.peers import PEERS
 from bench.streams import Stream
+from tests.sim import surges
 
 CHUNKS = 3
 WHOLE = engine.HEAD + engine.CHUNK * CHUNKS + engine.FINISH + engine.END
@@ -231,6 +232,23 @@ async def test_throughput_has_a_load_where_wrk_is_missing(tmp_path: Path, monkey
     assert found.bad == 0
 
 
-def test_the_interfaces_name_each_key_of_the_fabric() -> None:
+@pytest.mark.parametrize("keys", [fabric.KEYS, capacity.KEYS])
+def test_the_interfaces_name_each_key_of_what_is_measured_of_capacity(keys: tuple[str, ...]) -> None:
     told = (ROOT / "docs" / "interfaces.md").read_text()
-    assert not [key for key in fabric.KEYS if f"`{key}`" not in told]
+    assert not [key for key in keys if f"`{key}`" not in told]
+
+
+def test_both_together_have_the_keys_that_figures_of_capacity_name() -> None:
+    named = {"request_ms_p99", "redfish_overhead_s", "double_supply", "orphans", "cost_ratio_max", "energy_ratio"}
+    assert named <= {*fabric.KEYS, *capacity.KEYS}
+
+
+async def test_surges_say_what_was_broken_beside_double_supply_and_orphans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"{surges.DOUBLE}: 2", f"{surges.ORPHAN}: one", "it was to detach by force"]
+    one = surges.Result(broken=lines, orders=3, released=2, served=True, hedges=1)
+    monkeypatch.setattr(capacity, "_surges", lambda many: iter([(seed, one) for seed in range(many)]))
+    monkeypatch.setenv("SURGES", "2")
+    found = await capacity.surged(tmp_path, quick=True)
+    assert found == {"surges": 2, "double_supply": 2, "orphans": 2, "other": 2, "hedges": 2}

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from autoscaler.actions import Acted, ReleaseLease
-from autoscaler.leasecounts import Counted, counted
+from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
+
+from autoscaler.actions import Acted, Plan, ReleaseLease
+from autoscaler.fold import Observation
+from autoscaler.leasecounts import Counted, counted, state_of
 from autoscaler.leases import LeaseRefused, LeasesSeen, ReleaseOrder
+from autoscaler.loop import Step
+from autoscaler.metrics import Metrics
+from autoscaler.observations import SlicesSeen
 from autoscaler.world import World
-from tests.kit.offered import acted, arrived, offer, shown, surge, told
+from tests.kit.offered import acted, arrived, listed, offer, shown, surge, told
 from tests.kit.worlds import T0
 
 
@@ -53,3 +60,36 @@ def test_what_another_leader_ordered_is_not_counted_again() -> None:
     found = told(begin, leases, now_s=T0 + 1)
     assert found.capacity.leases
     assert not told_of(begin, found)
+
+
+def counts_of(*steps: tuple[World, World]) -> dict[tuple[str, str], float]:
+    """What `pilotlight_offers_total` says after these steps, by provider and result."""
+    metrics = Metrics(lambda: steps[-1][1])
+    for before, after in steps:
+        metrics.on_step(Step(before, after, Plan(), (), (), T0, T0, T0))
+    families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
+    found = [one for one in families["pilotlight_offers"].samples if one.name == "pilotlight_offers_total"]
+    return {(one.labels["provider"], one.labels["result"]): one.value for one in found}
+
+
+def test_who_follows_counts_nothing_and_who_leads_from_then_on_no_return_as_a_loss() -> None:
+    here = arrived(acted(surge(offer()))[0], T0 + 30)
+    lists = [listed(here, phase="here", committed=True, node="w1", device_ids=("new0",))]
+    lists += [listed(here, phase="leaving", committed=True, node="w1", device_ids=("new0",)), (), ()]
+
+    def steps(begin: World) -> list[tuple[World, World]]:
+        """What one sees who never ordered it: it is there, it leaves, it is gone, it is gone."""
+        found = []
+        for number, leases in enumerate(lists):
+            now_s = T0 + 31 + 30 * number
+            seen: list[Observation] = [LeasesSeen(provider="rack", leases=leases, began_s=now_s)]
+            seen += [SlicesSeen(slices=tuple(here.slices.values()))] if not number else []
+            found.append((begin, told(begin, *seen, now_s=now_s)))
+            begin = found[-1][1]
+        return found
+
+    followed = steps(replace(surge(offer()), leads=False))
+    (going,) = followed[1][1].capacity.leases.values()
+    assert (going.leaving, state_of(going)) == (False, ("rack", "leaving"))
+    assert not counts_of(*followed)
+    assert counts_of(*steps(surge(offer()))) == {("rack", "returned"): 1.0}

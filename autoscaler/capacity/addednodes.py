@@ -115,10 +115,19 @@ def of_kinds(provider: str, selector: Mapping[str, str], terms: Terms, settings:
     """
     for kind in settings.nodes:
         labels = {**kind.selector, **selector}
-        if kind.selector.items() <= labels.items() and kind_of(labels, settings.nodes) is kind:
+        if kind_of(labels, settings.nodes) is kind and not _is_two(labels, kind, settings.nodes):
             of = shape(labels, kind)
             if of is not None and of.counted:
                 yield offer(provider, _name(kind, labels), of, labels, terms, settings)
+
+
+def _is_two(labels: Mapping[str, str], kind: NodeKind, declared: Sequence[NodeKind]) -> bool:
+    """Labels that were put together are of no node where they are of another product, too; what all nodes of `kind` are
+    as well (a rest that catches all) says nothing.
+    """
+    others = (one for one in declared if one.device.model != kind.device.model)
+    said, before = labels.items(), kind.selector.items()
+    return any(one.selector.items() <= said and not one.selector.items() <= before for one in others)
 
 
 def _name(kind: NodeKind, labels: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ import helm_python
 import pytest
 import yaml
 
-from autoscaler.capacity.bookings import API, ATOMIC
+from autoscaler.capacity.bookings import API, ATOMIC, GKE
 from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from autoscaler.drivers.kubernetes.vocabulary import NODES
@@ -43,6 +43,8 @@ from tests.kit.fakeprovisioner import FakeProvisioner
 GPU = "nvidia.com/gpu"
 A100 = "NVIDIA-A100-PCIE-40GB"
 WAIT_S_MAX = 240.0
+PARKED_S_MAX = 30.0
+"""A Call that waited for its queue would wait for ten minutes."""
 POLICY = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
 AUDIT, FORBIDDEN = "audit.log", 403
 OPS = "http://127.0.0.1:8081/api/v1"
@@ -87,11 +89,16 @@ class Example:
         one = self.release
         await asyncio.to_thread(one.config.install, one.chart, RELEASE, self.values, namespace=one.namespace, **WAITED)
 
-    async def answered(self, key: str, model: str = "tiny") -> None:
-        """A Call is, once the gateway knows the key; else it is told why not."""
+    async def called(self, key: str, model: str = "tiny") -> tuple[int, str]:
+        """A Call, once the gateway knows the key and the Model: (status, what was said)."""
         gateway, *_ = await addresses(self.release.api, f"{NAME}-gateway", self.release.namespace)
         while (answer := await call(f"http://{gateway}:8080", model, key))[0] in {401, 404}:
             await asyncio.sleep(0.05)
+        return answer
+
+    async def answered(self, key: str, model: str = "tiny") -> None:
+        """A Call is; else it is told why not."""
+        answer = await self.called(key, model)
         if answer[0] != 200:
             raise AssertionError(answer, await self.asked(f"explain/model/{model}"))
 
@@ -265,11 +272,11 @@ async def is_told(release: Release, reason: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def cloud(release: Release) -> AsyncIterator[FakeProvisioner]:
-    """Who carries out ProvisioningRequests, with a kubelet for each node that it adds."""
+async def cloud(release: Release, after_s: float = 0.2) -> AsyncIterator[FakeProvisioner]:
+    """Who carries out ProvisioningRequests, so late, with a kubelet for each node that it adds."""
     api, clock = release.api, asyncio.get_running_loop().time
     played = FakeProvisioner(
-        Objects(api, api), release.engines, clock, after_s=0.2, boot_s=0.2, prefix=f"{release.namespace}-"
+        Objects(api, api), release.engines, clock, after_s=after_s, boot_s=0.2, prefix=f"{release.namespace}-"
     )
 
     async def play(stack: contextlib.AsyncExitStack) -> None:
@@ -292,7 +299,16 @@ async def cloud(release: Release) -> AsyncIterator[FakeProvisioner]:
     assert playing.cancelled(), playing.exception()
 
 
-@pytest.mark.parametrize("bed", [{"cloud.google.com/gke-gpu": "true"}], indirect=True)
+ON_GKE = {"cloud.google.com/gke-gpu": "true"}
+
+
+async def requests(release: Release) -> list[Object]:
+    """All ProvisioningRequests of the engines' namespace."""
+    found = await release.api.get(f"/apis/{API}/namespaces/{release.engines}/provisioningrequests")
+    return list(found["items"])
+
+
+@pytest.mark.parametrize("bed", [ON_GKE], indirect=True)
 async def test_on_gke_the_node_that_comes_in_minutes_is_asked_for_and_answers_and_nobody_waits_for_the_queue(
     release: Release, plane: Plane
 ) -> None:
@@ -310,9 +326,39 @@ async def test_on_gke_the_node_that_comes_in_minutes_is_asked_for_and_answers_an
         (queue,) = [step for step in ladder if step["provider"] == "dws"]
         assert (queue["chosen"], queue["why_not"]) == (False, "it would not have room there"), "those are H100s"
         await waits
-        (request,) = (await api.get(f"/apis/{API}/namespaces/{release.engines}/provisioningrequests"))["items"]
+        (request,) = await requests(release)
         assert request["spec"]["provisioningClassName"] == ATOMIC
         (node,) = played.nodes.values()
         found = await api.get(f"{NODES}/{node}")
         assert found["metadata"]["labels"]["cloud.google.com/gke-accelerator"] == "nvidia-l4"
+        assert one.forbidden() == []
+
+
+@pytest.mark.parametrize("bed", [ON_GKE], indirect=True)
+async def test_on_gke_what_only_the_queue_may_bring_is_asked_of_it_once_and_every_call_is_told_so_at_once(
+    release: Release, plane: Plane
+) -> None:
+    one = Example(release, plane, "values-gke-dws.yaml")
+    await definitions.install_foreign(release.api, "autoscaling")
+    await one.install()
+    days = cloud(release, after_s=3 * 86_400.0)
+    async with asyncio.timeout(WAIT_S_MAX), both_keys(release) as (key, _), days as played:
+        await applied(release, release.engines, gpu={"memory": "20Gi", "models": ["*H100*"]})
+        waits = False
+        while not waits:
+            async with asyncio.timeout(PARKED_S_MAX):
+                status, said = await one.called(key)
+            assert (status, json.loads(said)["error"]["code"]) == (503, "no_capacity")
+            told = await one.asked("explain/model/tiny")
+            waits = any("dws was asked, and cannot say when" in line for line in told["sentences"])
+        assert [step["provider"] for step in told["ladder"] if step["chosen"]] == ["dws"]
+        while not played.granted:
+            await asyncio.sleep(0.05)
+        (request,) = await requests(release)
+        assert request["spec"]["provisioningClassName"] == GKE
+        assert request["spec"]["parameters"] == {"maxRunDurationSeconds": "604800"}
+        for _ in range(3):
+            async with asyncio.timeout(PARKED_S_MAX):
+                assert (await one.called(key))[0] == 503
+        assert [still["metadata"]["uid"] for still in await requests(release)] == [request["metadata"]["uid"]]
         assert one.forbidden() == []

@@ -19,9 +19,12 @@ from datetime import UTC, datetime
 from autoscaler.drivers.kubernetes import happenings
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, UnreachableError
 from autoscaler.drivers.kubernetes.decided import Decided
-from autoscaler.drivers.kubernetes.happenings import Book, Due, Regarding
+from autoscaler.drivers.kubernetes.happenings import Book, Due, Happening, Regarding
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
+from autoscaler.leases import LeaseId
+from autoscaler.leaving import Leaving
 from autoscaler.model import Model
+from autoscaler.world import World
 
 PER_S = 10.0
 RETRY_S = 10.0
@@ -49,6 +52,9 @@ class Events:
         self._clock = clock
         self._wall = wall or api.unix_s
         self._book = Book()
+        self._leaving = Leaving()
+        self._stuck: frozenset[LeaseId] = frozenset()
+        """Those that were told of."""
         self._news = asyncio.Event()
         self.trouble = ""
         """Why the last one was not sent; empty while all is well."""
@@ -58,21 +64,35 @@ class Events:
         """Happenings that nobody was told of."""
         return self._book.dropped
 
-    def note(self, about: Regarding, happening: happenings.Happening) -> None:
+    def note(self, about: Regarding, happening: Happening) -> None:
         """Takes down one more, of whatever object."""
         self._book.note(about, happening, self._clock())
         self._news.set()
 
     def on_step(self, step: Decided) -> None:
         """Takes down what happened. What a leader before us did is not ours to tell."""
-        told = step.transitions or step.actions or step.before.capacity is not step.after.capacity
-        if not step.after.leads or not told:
+        self._leaving.look(step.after.capacity, self._clock())  # who follows, too: it may lead when the time is over
+        if not step.after.leads:
+            return
+        self._tell_stuck(step.after)
+        if not (step.transitions or step.actions or step.before.capacity is not step.after.capacity):
             return
         for one in happenings.happenings(step.transitions, step.actions, step.before, step.after):
-            model = step.after.models.get(one.model) or step.before.models.get(one.model)
-            about = self._regarding(model) if model is not None else None
-            if about is not None:
-                self.note(about, one)
+            self._tell(one, step.after, step.before)
+
+    def _tell_stuck(self, world: World) -> None:
+        """Each once; who leads next says it once more, if it is still there."""
+        stuck = self._leaving.stuck()
+        for id in sorted(stuck - self._stuck):
+            self._tell(happenings.stuck(world.capacity.leases[id]), world)
+        self._stuck = stuck
+
+    def _tell(self, one: Happening, *worlds: World) -> None:
+        """About the Model's own object, if one of these Worlds has it."""
+        model = next((world.models[one.model] for world in worlds if one.model in world.models), None)
+        about = self._regarding(model) if model is not None else None
+        if about is not None:
+            self.note(about, one)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -1,7 +1,8 @@
 """What is told as Events on Models (interfaces, section 7), and when one more of a kind is only counted. Pure.
 
 Owns the reasons Woken, Started, StartFailed, Misplaced, Drained, Stopped and Evicted, which moves of Replicas they
-stand for, and the book of what is still to be sent. Promises: one Model costs at most MINUTE_MAX requests in a minute,
+stand for, those of Leases (CapacityRequested, CapacityArrived, CapacityForced, CapacityStuck), and the book of what is
+still to be sent. Promises: one Model costs at most MINUTE_MAX requests in a minute,
 however it flaps; what is not sent at once is not lost but counted into the Event that is sent next; there are at most
 PENDING_MAX to be sent, and what is left out is counted. Events of a kind that come within SERIES_S are one object with
 a count.
@@ -15,6 +16,8 @@ from typing import NamedTuple
 from autoscaler.actions import Action, FailStart
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
+from autoscaler.leases import Lease
+from autoscaler.leaving import STUCK_S
 from autoscaler.model import Model
 from autoscaler.observations import Transition
 from autoscaler.phases import phases_s
@@ -105,8 +108,7 @@ def _capacity(before: World, after: World) -> Iterable[Happening]:
         return
     for id, lease in after.capacity.leases.items():
         was = before.capacity.leases.get(id)
-        where = f" on {lease.offer.node}" if lease.offer.node else ""
-        what = f"{lease.devices} x {lease.offer.product}{where}"
+        what = _what(lease)
         if lease.forced and (was is None or not was.forced):
             yield Happening(
                 lease.owner, "CapacityForced", f"{what} of {id.provider} is detached by force: {FORCED}", WARNING
@@ -118,6 +120,20 @@ def _capacity(before: World, after: World) -> Iterable[Happening]:
         if lease.here_s is not None and (was is None or was.here_s is None):
             took = seconds(lease.here_s - lease.asked_s)
             yield Happening(lease.owner, "CapacityArrived", f"{id.provider} brought {what} after {took}")
+
+
+def stuck(lease: Lease) -> Happening:
+    """It was to go long ago, and is there: time alone tells that, no step of the loop."""
+    said = "" if lease.listed is None else lease.listed.says
+    why = said or lease.why or "its provider does not say why"
+    note = f"{_what(lease)} of {lease.id.provider} is still there after {seconds(STUCK_S)} of being given back: {why}"
+    return Happening(lease.owner, "CapacityStuck", note, WARNING)
+
+
+def _what(lease: Lease) -> str:
+    """`1 x A100 on w1`."""
+    where = f" on {lease.offer.node}" if lease.offer.node else ""
+    return f"{lease.devices} x {lease.offer.product}{where}"
 
 
 def _told(move: Transition, replica: Replica | None) -> Happening | None:

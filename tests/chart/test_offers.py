@@ -1,0 +1,48 @@
+"""What the examples of values with capacity from elsewhere offer: each provider its own, and no node that cannot be."""
+
+from __future__ import annotations
+
+from autoscaler import documents
+from autoscaler.capacity.provisioning import ProvisioningProvider
+from autoscaler.leases import Offer
+from autoscaler.settings import Settings
+from autoscaler.world import World
+from tests.kit.chart import example, named
+from tests.kit.objects import PlayedServer
+from tests.sim.virtual import run
+
+ACCELERATOR, POOL = "cloud.google.com/gke-accelerator", "cloud.google.com/gke-nodepool"
+RELEASE = "pl-pilotlight-settings"
+
+
+def settings_of(file: str) -> Settings:
+    """As the chart renders them and the autoscaler reads them."""
+    data = named(example(file), "ConfigMap", RELEASE)["data"]
+    return documents.load([("settings.yaml", data["settings.yaml"])]).settings
+
+
+async def offers_of(settings: Settings) -> dict[str, tuple[Offer, ...]]:
+    """By provider; nothing was asked for yet."""
+    world = World(epoch=1, settings=settings)
+    server = PlayedServer(lambda: 0.0)
+    return {
+        one.name: await ProvisioningProvider(
+            one, server, "engines", lambda: world, lambda model: None, lambda: 0.0
+        ).offers()
+        for one in settings.capacity
+    }
+
+
+def test_on_gke_each_provider_offers_its_own_nodes_alone() -> None:
+    found = run(offers_of(settings_of("values-gke-dws.yaml")))
+    said = {
+        name: [(one.product, one.devices_min, one.labels, one.bought, one.price_per_hour) for one in offers]
+        for name, offers in found.items()
+    }
+    h100 = {POOL: "dws-h100", ACCELERATOR: "nvidia-h100-80gb"}
+    assert said == {
+        "atomic": [("NVIDIA-L4", 1, {ACCELERATOR: "nvidia-l4"}, "on-demand", 0.71)],
+        "dws": [("NVIDIA-H100-80GB-HBM3", 8, h100, "flex", 5.0)],
+    }
+    ((atomic,), (dws,)) = found.values()
+    assert (atomic.expected_s, atomic.lasts_s, dws.expected_s, dws.lasts_s) == (240.0, None, None, 604_800.0)

@@ -1,0 +1,116 @@
+"""What was given back and does not go: for how long is counted, and after a while its Model is told, once."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from autoscaler.actions import Acted, Plan, ReleaseLease
+from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.drivers.kubernetes.events import Events
+from autoscaler.drivers.kubernetes.happenings import Regarding
+from autoscaler.indices import rebuild
+from autoscaler.leases import ReleaseOrder
+from autoscaler.leaving import STUCK_S, Leaving
+from autoscaler.loop import Step
+from autoscaler.metrics import Metrics
+from autoscaler.world import World
+from tests.kit.chart import CHART
+from tests.kit.offered import A, acted, arrived, offer, shown, surge, told
+from tests.kit.worlds import T0, replica
+
+BEGUN_S = T0 + 40
+THERE: dict[str, Any] = {"committed": True, "node": "w1", "device_ids": ("new0",)}
+
+
+def here() -> World:
+    return arrived(acted(surge(offer()))[0], T0 + 30)
+
+
+def leaving() -> World:
+    """It is here and was ordered to go, and its operator says what is in the way."""
+    begin = here()
+    (id,) = begin.capacity.leases
+    release = ReleaseLease(order=ReleaseOrder(id=id, epoch=1), reason="idle for 60 s")
+    return shown(told(begin, Acted(action=release), now_s=BEGUN_S), BEGUN_S, phase="leaving", says="busy", **THERE)
+
+
+class Silent(Api):
+    """Nobody answers, and nobody is asked."""
+
+    def __init__(self) -> None:
+        pass
+
+
+class Teller:
+    """Events of one autoscaler, which sees what it is shown."""
+
+    def __init__(self) -> None:
+        self.now_s = BEGUN_S
+        about = Regarding("pilotlight.dev/v1alpha1", "Model", "default", "a", "u1")
+        self.events = Events(Silent(), regarding=lambda model: about, clock=lambda: self.now_s, wall=lambda: self.now_s)
+
+    def sees(self, world: World, after_s: float) -> list[tuple[str, str, str]]:
+        """What it has to tell after so many seconds: (reason, type, note) each."""
+        self.now_s = BEGUN_S + after_s
+        self.events.on_step(Step(world, world, Plan(), (), (), self.now_s, self.now_s, self.now_s))
+        dues = iter(lambda: self.events._book.take(self.now_s), None)
+        return [(due.happening.reason, due.happening.type, due.happening.note) for due in dues if due is not None]
+
+
+def test_a_model_is_told_once_of_what_was_given_back_and_is_still_there_though_nothing_else_happens() -> None:
+    teller, world = Teller(), leaving()
+    assert not teller.sees(world, 0)
+    assert not teller.sees(world, STUCK_S)
+    note = "1 x A100 on w1 of rack is still there after 5 min of being given back: busy"
+    assert teller.sees(world, STUCK_S + 1) == [("CapacityStuck", "Warning", note)]
+    assert not teller.sees(world, STUCK_S + 2)
+    assert not teller.sees(world, 10 * STUCK_S)
+
+
+def test_who_follows_tells_nothing_and_who_leads_next_what_is_still_there() -> None:
+    teller, world = Teller(), leaving()
+    follows = replace(world, leads=False)
+    assert not teller.sees(follows, 0)
+    assert not teller.sees(follows, STUCK_S + 1)
+    assert [reason for reason, *_ in teller.sees(world, STUCK_S + 2)] == ["CapacityStuck"]
+
+
+def test_what_is_gone_in_time_or_comes_back_was_never_stuck() -> None:
+    world = leaving()
+    for other in (replace(world, capacity=replace(world.capacity, leases={})), here()):
+        teller = Teller()
+        assert not teller.sees(world, 0)
+        assert not teller.sees(other, STUCK_S - 1)
+        assert not teller.sees(other, STUCK_S + 1)
+        assert not teller.sees(world, STUCK_S + 2), "it begins anew"
+
+
+def test_who_is_still_on_it_when_its_provider_takes_it_away_is_waited_for() -> None:
+    begin = here()
+    on = replica(A, "r", ["new0"], ready_s=T0 + 30)
+    used = shown(rebuild(replace(begin, replicas={on.id: on}), BEGUN_S), BEGUN_S, phase="leaving", **THERE)
+    assert [one.in_use for one in used.capacity.leases.values()] == [True]
+    watch = Leaving()
+    for after_s in (0.0, STUCK_S, 2 * STUCK_S):
+        watch.look(used.capacity, BEGUN_S + after_s)
+    assert (watch.stuck(), watch.longest_s()) == (frozenset(), {})
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_for_how_long_is_a_metric_of_its_provider(*, leads: bool) -> None:
+    world = replace(leaving(), leads=leads)
+    metrics = Metrics(lambda: world)
+    for now_s in (BEGUN_S, BEGUN_S + 30.0, BEGUN_S + 90.0):
+        metrics.on_step(Step(world, world, Plan(), (), (), now_s, now_s, now_s))
+    assert 'pilotlight_lease_leaving_seconds{provider="rack"} 90.0\n' in metrics.text().decode()
+
+
+def test_the_alert_is_raised_when_the_event_is() -> None:
+    rules = yaml.safe_load((CHART / "alerts.yaml").read_text())["groups"][0]["rules"]
+    (rule,) = [one for one in rules if one["alert"] == "PilotlightCapacityStuck"]
+    assert re.findall(r"pilotlight_lease_leaving_seconds\) > (\d+)$", rule["expr"]) == [f"{STUCK_S:.0f}"]
