@@ -36,7 +36,8 @@ Observe = Callable[[tuple[Told, ...]], None]
 """Where it puts what it sees. Never blocks."""
 Order = AcquireOrder | ReleaseOrder
 CALL_S_MAX: Final = 30.0
-LIST_S: Final = (0.5, 30.0)
+LIST_S_MAX: Final = 30.0
+LIST_S: Final = (0.5, LIST_S_MAX)
 """From one list to the next: after an order the first, then twice as long each time, up to the last. So what comes
 after it was given up has a place, or goes, within a minute (`deficits.STRAY_S`).
 """

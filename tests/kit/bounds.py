@@ -252,7 +252,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "one call of a provider; a list without news, at the latest after": (
         "autoscaler.capacity.supplying.CALL_S_MAX",
-        "autoscaler.capacity.supplying.OFFERS_S",
+        "autoscaler.capacity.supplying.LIST_S_MAX",
     ),
     "Replicas without room that one Plan looks at, Offers that it tries, Leases that it orders": (
         "autoscaler.deficits.WANTS_MAX",
