@@ -57,11 +57,9 @@ class Fabric(NamedTuple):
     def free(self, block: str) -> bool:
         """Whether it may be had."""
         one, mark = self.blocks[block], self.marks.get(block)
-        if mark is not None:
-            return mark.gone and one.sound and not self.attached(block)
-        return (
-            one.sound and not one.free_for and not one.reserved and one.state != COMPOSING and not self.attached(block)
-        )
+        if not one.sound or one.state == COMPOSING or self.attached(block):
+            return False
+        return mark.gone if mark is not None else not one.free_for and not one.reserved
 
     def of(self, name: str) -> list[str]:
         """Blocks that were claimed by that name, and not given back."""
@@ -131,6 +129,16 @@ def links(fabric: Fabric, node: str, attach: Collection[str], detach: Collection
 def settled(fabric: Fabric, blocks: Iterable[str]) -> bool:
     """Whether nothing is under way at them any more."""
     return all(fabric.blocks[path].state != COMPOSING for path in blocks)
+
+
+def begun(fabric: Fabric) -> dict[str, str]:
+    """By name the node of what was ordered, and is not attached to any of ours: all of it, or a part."""
+    return {one.name: one.node for path, one in fabric.marks.items() if not one.gone and not fabric.at(path)}
+
+
+def late(fabric: Fabric) -> dict[str, Mark]:
+    """What was given back and may come, by block."""
+    return {path: one for path, one in fabric.marks.items() if one.gone and not fabric.attached(path)}
 
 
 def listed(fabric: Fabric, terms: Terms, held: Mapping[str, Held]) -> tuple[Listed, ...]:

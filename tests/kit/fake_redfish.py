@@ -72,6 +72,8 @@ class FakeFabric:
     """Or basic, or none."""
     hold: bool = False
     takes_s: float = 0.0
+    early: bool = False
+    """It answers that all is well before an operation is over."""
     # what goes wrong
     away: bool = False
     raw: bytes | None = None
@@ -86,6 +88,8 @@ class FakeFabric:
     """What every change of links is answered."""
     refused: set[str] = field(default_factory=set)
     """Blocks with which no change of links is taken (400)."""
+    sealed: set[str] = field(default_factory=set)
+    """Blocks whose `Client` nobody may change (403)."""
     never: bool = False
     half: bool = False
     """Of the next attach half comes, and then nothing more."""
@@ -269,6 +273,8 @@ class FakeFabric:
         block = self.blocks[name]
         if block.client is None:
             return _no(405, "OperationNotAllowed")
+        if name in self.sealed:
+            return _no(403, "InsufficientPrivilege")
         block.client, block.version = body["Client"] or "", block.version + 1
         return web.Response(status=204)
 
@@ -294,6 +300,8 @@ class FakeFabric:
             for one in told:
                 self.blocks[one].state = self.blocks[one].state if self.blocks[one].system else "Composing"
             self.running.append(asyncio.create_task(self._later(system, told, going)))
+        if self.early:
+            return web.Response(status=204)
         if self.tasks and not going.over.is_set():
             place = f"{self.url}{V1}/Tasks/{len(self.going) - 1}"
             return web.json_response({}, status=202, headers={"Location": place})
