@@ -8,12 +8,13 @@ looks. It changes nothing: `fabric_redfish` does.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from autoscaler.attached import Site
 from autoscaler.capacity.redfish_documents import Block, Gpu, Mark, System
-from autoscaler.leases import AcquireOrder, Listed, Offer
+from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer
 
 COMPOSING = "Composing"
 EXPECTED_S = 60.0
@@ -94,7 +95,17 @@ def offers(fabric: Fabric, terms: Terms, there: Mapping[str, Site]) -> tuple[Off
             free.setdefault(fabric.gpus[path].product, []).append(fabric.gpus[path])
         room = _room(fabric, there[node], terms)
         found += [_offer(there[node], gpus, terms, min(len(gpus), room)) for _, gpus in sorted(free.items())]
-    return tuple(one for one in found if one.devices_max > 0)
+    return _most([one for one in found if one.devices_max > 0])
+
+
+def _most(found: Sequence[Offer]) -> tuple[Offer, ...]:
+    """As many as may be: of each product in turn the nodes that can have the most of it, so that none is left out."""
+    before: Counter[str] = Counter()
+    ranked: list[tuple[int, int]] = []
+    for at in sorted(range(len(found)), key=lambda at: (-found[at].devices_max, at)):
+        ranked.append((before[found[at].product], at))
+        before[found[at].product] += 1
+    return tuple(found[at] for at in sorted(at for _, at in sorted(ranked)[:OFFERS_MAX]))
 
 
 def claim(fabric: Fabric, order: AcquireOrder, terms: Terms, site: Site | None) -> Claim:

@@ -90,6 +90,8 @@ class FakeFabric:
     """Blocks with which no change of links is taken (400)."""
     sealed: set[str] = field(default_factory=set)
     """Blocks whose `Client` nobody may change (403)."""
+    untold: dict[str, int] = field(default_factory=dict)
+    """By block: what is answered of its processor; 200: a document without its memory."""
     never: bool = False
     half: bool = False
     """Of the next attach half comes, and then nothing more."""
@@ -203,7 +205,8 @@ class FakeFabric:
         if path.startswith(f"{BLOCKS}/") and name in self.blocks:
             return self._tagged(self._block(name))
         if path.startswith(f"{V1}/Chassis/Rack/Processors/") and name in self.blocks:
-            return _doc(self._processor(name))
+            status = self.untold.get(name, 200)
+            return _doc(self._processor(name)) if status == 200 else _no(status, "GeneralError")
         if path.startswith(f"{SYSTEMS}/") and name in self.versions:
             return self._tagged(self._system(name))
         if path.startswith(f"{V1}/Tasks/") and name.isdecimal() and int(name) < len(self.going):
@@ -231,7 +234,7 @@ class FakeFabric:
         gpu = self.blocks[name].gpu
         if gpu is None:
             return {"ProcessorType": "CPU", "Model": "Xeon"}
-        memory = {"TotalMemorySizeMiB": gpu[1]}
+        memory = {"TotalMemorySizeMiB": 0 if name in self.untold else gpu[1]}
         return {"ProcessorType": "GPU", "Model": gpu[0], "UUID": f"GPU-{name}", "MemorySummary": memory}
 
     def _system(self, name: str) -> Body:
