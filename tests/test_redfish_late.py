@@ -125,6 +125,23 @@ def test_the_rest_of_half_an_order_that_comes_late_goes_with_it() -> None:
     play(act)
 
 
+def test_a_mark_that_says_it_may_come_stays_where_another_of_that_order_is_not_kept_at_once() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.never = True
+        made = await ordered(provider, devices=2)
+        await until(provider, phase("failed"))
+        rig.fabric.sealed = {"Gpu-2"}
+        await provider.release(release(made))
+        tried = len(rig.fabric.patches())
+        await when(lambda: len(rig.fabric.patches()) > tried + 3)
+        rig.fabric.sealed = set()
+        await until(provider, nothing)
+        said = [str(rig.fabric.blocks[name].client).partition(" ")[0] for name in ("Gpu-1", "Gpu-2")]
+        assert said == ["pilotlight-gone", "pilotlight-gone"]
+
+    play(act)
+
+
 @pytest.mark.parametrize("notes", [False, True], ids=["in Client", "in Notes"])
 def test_what_never_comes_has_no_mark_for_ever(*, notes: bool) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:

@@ -194,6 +194,7 @@ class Bay:
         for path, mark in fabric.marks.items():
             if mark.name == name and ours.isdisjoint(fabric.blocks[path].systems):
                 await self._let_go(fabric, path)
+        self._unsure -= {path for path, mark in fabric.marks.items() if mark.name == name}  # their Marks say it
         self._held.pop(name, None)
         self._done(name)
 
@@ -203,7 +204,6 @@ class Bay:
         kept = mark._replace(gone=True) if path in self._unsure and not block.systems else None
         if kept != mark:
             await self._reading.keep(block, kept)
-        self._unsure.discard(path)
 
     async def _arrive(self, fabric: Fabric, name: str) -> None:
         """Nothing of it is left to be attached here; what others have by now does not come."""
