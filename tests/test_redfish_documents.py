@@ -98,10 +98,14 @@ def test_garbage_is_no_document(told: bytes) -> None:
 )
 def test_a_gpu_is_one_whose_memory_is_known(told: dict[str, object], memory_mib: int | None) -> None:
     one = {"ProcessorType": "GPU", "Model": "NVIDIA A100 PCIe", "UUID": "GPU-7", **told}
-    found = documents.gpu(json.dumps(one).encode())
-    assert (None if found is None else found.memory_bytes >> 20) == memory_mib
-    assert found is None or (found.product, found.uuid) == ("NVIDIA-A100-PCIe", "GPU-7")
     assert documents.gpu(json.dumps({**one, "ProcessorType": "CPU"}).encode()) is None
+    for less in (one if memory_mib is None else {}, {**one, "ProcessorType": None}, {**one, "Model": ""}):
+        with pytest.raises(DocumentError, match="type, model and memory"):
+            documents.gpu(json.dumps(less).encode())
+    if memory_mib is not None:
+        found = documents.gpu(json.dumps(one).encode())
+        assert found is not None
+        assert (found.memory_bytes >> 20, found.product, found.uuid) == (memory_mib, "NVIDIA-A100-PCIe", "GPU-7")
 
 
 def test_the_uuid_of_a_gpu_is_as_its_driver_calls_it() -> None:
@@ -113,6 +117,14 @@ def test_the_uuid_of_a_gpu_is_as_its_driver_calls_it() -> None:
     other = documents.gpu(json.dumps({**one, "Model": "Instinct MI300X"}).encode())
     assert other is not None
     assert other.uuid == bare
+
+
+@pytest.mark.parametrize(("model", "uuid"), [("NVIDIA L40S", ""), ("Instinct MI300X", "1650323")])
+def test_no_serial_number_stands_for_a_uuid_that_an_agent_would_never_see(model: str, uuid: str) -> None:
+    one = {"ProcessorType": "GPU", "Model": model, "MemorySummary": {"TotalMemorySizeMiB": 46068}}
+    found = documents.gpu(json.dumps({**one, "SerialNumber": "1650323"}).encode())
+    assert found is not None
+    assert found.uuid == uuid
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:

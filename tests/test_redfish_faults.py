@@ -64,7 +64,8 @@ def test_who_accepts_and_never_delivers_has_failed_and_gives_the_block_back() ->
         assert NOTHING_S <= rig.now_s < 3 * NOTHING_S
         await provider.release(release(made))
         await until(provider, nothing)
-        assert unmarked(rig)
+        assert not unmarked(rig), "it may come all the same"
+        assert len(await provider.offers()) == 4
 
     play(act)
 
@@ -106,7 +107,9 @@ def test_half_of_what_was_ordered_is_here_and_the_rest_is_let_go() -> None:
         await ordered(provider, devices=2)
         (half,) = await until(provider, phase("here"))
         assert (half.devices, len(half.device_ids)) == (2, 1)
-        assert sum(bool(one.client) for one in rig.fabric.blocks.values()) == 1
+        (rest,) = [one for one in rig.fabric.blocks.values() if one.client and not one.system]
+        assert (rest.client or "").startswith("pilotlight-gone "), "it may come all the same"
+        assert [one.devices_max for one in await provider.offers() if one.product == A100[0]] == [1, 1]
 
     play(act)
 

@@ -71,6 +71,31 @@ def test_nothing_that_is_said_has_an_address_or_a_secret_in_it() -> None:
         assert not any(one in text for one in secrets), text
 
 
+@pytest.mark.parametrize("status", [200, 404, 429], ids=["without its memory", "not there", "too busy"])
+def test_a_gpu_that_was_not_told_at_first_is_offered_when_it_is(status: int) -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        async def most() -> list[int]:
+            return [one.devices_max for one in await provider.offers() if one.product == A100[0]]
+
+        def asked() -> int:
+            return sum(one.path.endswith("/Processors/Gpu-2") for one in rig.fabric.asked)
+
+        rig.fabric.untold = {"Gpu-2": status}
+        assert await most() == [1, 1]
+        before = asked()
+        await ordered(provider)
+        await until(provider, phase("here"))
+        looks = sum(one.path.endswith("/ResourceBlocks") for one in rig.fabric.asked)
+        assert before < asked() < looks, "no change of links asks again"
+        rig.fabric.untold = {}
+        await most()
+        told = asked()
+        assert await most() == [1, 1], "the other is attached"
+        assert asked() == told, "once"
+
+    play(act)
+
+
 def test_a_service_that_keeps_no_names_is_offered_nothing_of_without_notes() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         assert not await provider.offers()

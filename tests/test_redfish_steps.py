@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from autoscaler.attached import Site
 from autoscaler.capacity.redfish_documents import Block, Gpu, Mark, System
 from autoscaler.capacity.redfish_steps import Claim, Fabric, Held, before, claim, links, listed, offers
-from autoscaler.leases import AcquireOrder, Offer
+from autoscaler.leases import OFFERS_MAX, AcquireOrder, Offer
 from tests.contracts.provider import OWNER, order
 from tests.kit.redfish_rig import terms
 
@@ -72,6 +72,23 @@ def test_no_more_is_offered_than_the_node_has_a_place_for() -> None:
     assert not offers(pool, terms()._replace(seen_on=lambda _: 1), full)
     assert not offers(fabric(block("a"), block("b"), marks={"a": mark()}), terms(), full), "one is on its way"
     assert not offers(pool, terms(), {}), "it is not open"
+
+
+def test_of_very_many_nodes_those_with_the_most_room_are_offered_and_no_product_is_left_out() -> None:
+    names = [f"w{number:03}" for number in range(300)]
+    pool = fabric(block("a"), block("b"), block("c"))
+    pool = pool._replace(
+        systems={name: System(f"s{name}", "", ()) for name in names},
+        gpus={**pool.gpus, "c": A100._replace(product="L40S")},
+    )
+    there = {name: Site(name, 1 if number < 100 else 8) for number, name in enumerate(names)}
+    found = offers(pool, terms(), there)
+    assert len(found) == OFFERS_MAX
+    assert found == offers(pool, terms(), dict(reversed(there.items())))
+    by = {product: [one for one in found if one.product == product] for product in ("A100", "L40S")}
+    assert [len(of) for of in by.values()] == [OFFERS_MAX // 2, OFFERS_MAX // 2]
+    assert {one.devices_max for one in by["A100"]} == {2}
+    assert [one.name for one in found] == sorted(one.name for one in found)
 
 
 def test_devices_are_named_by_their_uuids_or_counted_after_those_before_them() -> None:

@@ -2,8 +2,9 @@
 
 Owns that order. Each step reads what there is now, so it goes on from wherever a lost answer, another writer or a
 person left it; what the service refuses together is tried one by one; what it takes and does not do is asked again,
-ever more rarely, and given up in the end. Nothing is detached that is used, unless that is forced. What is to be done
-`fabric_redfish` says.
+ever more rarely, and given up in the end, but not while it says that it is at it. What was asked for and is given up
+may come all the same, unless it was rejected: its Mark stays and says so. Nothing is detached that is used, unless that
+is forced. What is to be done `fabric_redfish` says; whoever leads no more leaves it to who does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final, NamedTuple
 from autoscaler.capacity.redfish_documents import DocumentError
 from autoscaler.capacity.redfish_http import NoAnswerError, Sleep, StatusError, pause_s
 from autoscaler.capacity.redfish_reading import Reading
-from autoscaler.capacity.redfish_steps import Fabric, Held, links, settled, uuids
+from autoscaler.capacity.redfish_steps import COMPOSING, Fabric, Held, links, settled, uuids
 
 TRIES_S: Final = (0.1, 5.0)
 """After a step that led nowhere: the first pause, then twice as long each time, up to the last."""
@@ -23,7 +24,8 @@ NOTHING_S: Final = 30.0
 """So long what was taken, and not done, is asked for again; so, too, what the service is too busy for."""
 GIVEN_UP_S: Final = 900.0
 """So long an attach is tried at all; a Lease is given back long before."""
-_OTHER, _BUSY = 412, frozenset({409, 423, 429})
+_BUSY = frozenset({409, 412, 423, 429})
+"""Another writes, or works on it."""
 
 
 class Around(NamedTuple):
@@ -48,7 +50,7 @@ class Bay:
         self._detach: dict[str, None] = {}
         """By name, in the order in which they were given back."""
         self._unsure: set[str] = set()
-        """Names of which an attach may still be under way: nobody knows what came of it."""
+        """Blocks that an attach may still bring: it was asked for, or may have been, and they were not seen since."""
         self._asked: tuple[tuple[str, ...], float] = (), 0.0
         """What the system was to be linked to, and since when it is asked for."""
         self._woken = asyncio.Event()
@@ -56,6 +58,11 @@ class Bay:
         """Names that are detached though somebody uses them."""
         self._alone = False
         """The service refused several at once: they are tried one by one."""
+
+    def doubt(self, name: str, blocks: Collection[str]) -> None:
+        """These had a Mark before they are attached or detached by that name: somebody else may have asked for them."""
+        if name not in self._attach:
+            self._unsure.update(blocks)
 
     def attach(self, name: str) -> None:
         """Its blocks, as they are marked then."""
@@ -66,15 +73,11 @@ class Bay:
         """Attaches it no more. Whether it was to be."""
         return self._attach.pop(name, None) is not None
 
-    def detach(self, name: str, *, unsure: bool = False, force: bool = False) -> None:
-        """Its blocks; then their Marks go. `unsure`: an attach of them may be under way elsewhere; `force`: though
-        somebody uses them.
-        """
+    def detach(self, name: str, *, force: bool = False) -> None:
+        """Its blocks; then their Marks go. `force`: though somebody uses them."""
         self.cancel(name)
         if force:
             self._forced.add(name)
-        if unsure:
-            self._unsure.add(name)
         self._detach[name] = None
         self._woken.set()
 
@@ -85,6 +88,9 @@ class Bay:
             self._woken.clear()
             tries = 0
             while self._attach or self._detach:
+                if not self._reading.service.may_write():
+                    self._leave()
+                    break
                 try:
                     moved = await self._step()
                 except Exception:  # noqa: BLE001  whatever it was, nobody knows what came of it: it is read again
@@ -94,10 +100,17 @@ class Bay:
                     self._tire()
                     await self._around.sleep(min(TRIES_S[0] * 2.0 ** min(tries - 1, 10), TRIES_S[1]))
 
+    def _leave(self) -> None:
+        """Who leads finds by its Marks what is to come, and is told again what is to go."""
+        for names in (self._attach, self._detach, self._forced):
+            names.clear()
+        self._asked, self._alone = ((), 0.0), False
+
     async def _step(self) -> bool:
         """One look, and one change at most; whether it led somewhere. Raises what reading does."""
         attach, detach = dict(self._attach), {*self._detach}
         fabric = await self._reading.read([self._node])
+        self._unsure -= {path for path in fabric.blocks if fabric.attached(path)}
         await self._spare(fabric, attach)
         on, off = self._blocks(fabric)
         wanted = links(fabric, self._node, on, off)
@@ -135,8 +148,9 @@ class Bay:
 
     async def _change(self, fabric: Fabric, wanted: tuple[str, ...]) -> bool:
         now_s, system = self._around.clock(), fabric.systems[self._node]
+        new = {*wanted} - {*system.blocks}
         fresh = wanted != self._asked[0]
-        if fresh:
+        if fresh or any(fabric.blocks[path].state == COMPOSING for path in new):
             self._asked = wanted, now_s
         names = {fabric.marks[path].name for path in {*wanted} ^ {*system.blocks} if path in fabric.marks}
         coming = names & self._attach.keys()
@@ -144,14 +158,17 @@ class Bay:
             answer = await self._reading.link(system, wanted)
             await self._reading.service.through(answer, self._around.clock, lambda: coming <= self._attach.keys())
         except StatusError as error:
-            if len(names) > 1 or (error.status not in _BUSY and error.status != _OTHER):
+            if error.status in _BUSY:
+                self._unsure |= new  # by whoever keeps it busy
+            if len(names) > 1 or error.status not in _BUSY:
                 await self._refused(fabric, names, str(error))
                 return False
             why = str(error)
         except (NoAnswerError, DocumentError):
-            self._unsure |= coming
+            self._unsure |= new
             raise
         else:
+            self._unsure |= new  # until it is seen
             why = "the fabric takes the order and does nothing"
         if now_s >= self._asked[1] + NOTHING_S:
             await self._refused(fabric, names, why)
@@ -167,7 +184,7 @@ class Bay:
                 there = [path for path in fabric.of(name) if fabric.at(path)]
                 for path in fabric.of(name):
                     if there and path not in there:
-                        await self._reading.keep(fabric.blocks[path], None)
+                        await self._let_go(fabric, path)
                 self._held[name] = Held(arrived=True) if there else Held(failed=why)
             self._done(name)  # what was to be detached is there still, and is asked for again
 
@@ -175,14 +192,18 @@ class Bay:
         """It is detached here: it is ours no more, unless it may come all the same."""
         ours = {*self._reading.systems.values()}
         for path, mark in fabric.marks.items():
-            block = fabric.blocks[path]
-            if mark.name == name and ours.isdisjoint(block.systems):
-                kept = mark._replace(gone=True) if name in self._unsure and not block.systems else None
-                if kept != mark:
-                    await self._reading.keep(block, kept)
-        self._unsure.discard(name)
+            if mark.name == name and ours.isdisjoint(fabric.blocks[path].systems):
+                await self._let_go(fabric, path)
+        self._unsure -= {path for path, mark in fabric.marks.items() if mark.name == name}  # their Marks say it
         self._held.pop(name, None)
         self._done(name)
+
+    async def _let_go(self, fabric: Fabric, path: str) -> None:
+        """It is not attached here: its Mark goes, or says that it may come all the same."""
+        mark, block = fabric.marks[path], fabric.blocks[path]
+        kept = mark._replace(gone=True) if path in self._unsure and not block.systems else None
+        if kept != mark:
+            await self._reading.keep(block, kept)
 
     async def _arrive(self, fabric: Fabric, name: str) -> None:
         """Nothing of it is left to be attached here; what others have by now does not come."""
@@ -196,7 +217,6 @@ class Bay:
             if there and path not in there:
                 await self._reading.keep(fabric.blocks[path], None)
         self.cancel(name)
-        self._unsure.discard(name)
         self._held[name] = Held(arrived=True) if there else Held(failed="others have what was claimed by now")
         self._done(name)
 
@@ -212,6 +232,5 @@ class Bay:
         late_s = self._around.clock() - GIVEN_UP_S
         for name in [one for one, since_s in self._attach.items() if since_s <= late_s]:
             self.cancel(name)
-            self._unsure.add(name)
             self._held[name] = Held(failed="the fabric does not bring it")
             self._changed()

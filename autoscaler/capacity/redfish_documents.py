@@ -235,15 +235,18 @@ def system(body: bytes, etag: str = "") -> System:
 
 
 def gpu(body: bytes) -> Gpu | None:
-    """None: it is none, or its memory is not said."""
+    """None: it is none. Raises DocumentError where it does not say that, or what it is: it may later."""
     told = taken(body, _Processor)
     mib = told.memory.mib or sum(one.mib or 0.0 for one in told.chips if not (one.kind or "").endswith("Cache"))
-    if told.kind not in {"GPU", "Accelerator"} or not told.model or not 0 < mib < float(1 << 30):
+    if told.kind and told.kind not in {"GPU", "Accelerator"}:
         return None
+    if not told.kind or not told.model or not 0 < mib < float(1 << 30):
+        raise DocumentError("expected a processor with its type, model and memory")
     product = _PRODUCT.sub("-", told.model.strip())[:MARK_CHARACTERS_MAX]
-    uuid = _PRODUCT.sub("-", told.uuid or told.serial or "")[:MARK_CHARACTERS_MAX]
-    if _BARE.fullmatch(uuid) and product.lower().startswith("nvidia"):
-        uuid = f"GPU-{uuid.lower()}"  # as its driver calls it
+    nvidia = product.lower().startswith("nvidia")
+    uuid = _PRODUCT.sub("-", told.uuid or ("" if nvidia else told.serial) or "")[:MARK_CHARACTERS_MAX]
+    if nvidia and _BARE.fullmatch(uuid):
+        uuid = f"GPU-{uuid.lower()}"  # as its driver calls it, which never calls one by its serial number
     return Gpu(product, int(mib) * _MIB, uuid, max(0.0, told.watts or 0.0))
 
 

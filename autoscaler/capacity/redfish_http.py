@@ -86,7 +86,7 @@ class Service:
     ) -> None:  # fmt: skip
         """`may_write`: whether this process may still change anything."""
         self._origin = url.rstrip("/")
-        self._logins, self._tls, self._sleep, self._may_write = logins, tls, sleep, may_write
+        self._logins, self._tls, self._sleep, self.may_write = logins, tls, sleep, may_write
         self._session: aiohttp.ClientSession | None = None
         self._headers: dict[str, str] | None = None
         """Of a login; None: there is none yet."""
@@ -101,7 +101,7 @@ class Service:
 
     async def patch(self, path: str, body: object, etag: str = "") -> Answer:
         """Changes one, if it is still of that `etag`. Raises NoAnswerError, StatusError (412: it is not)."""
-        if not self._may_write():
+        if not self.may_write():
             raise NoAnswerError("this process does not lead")
         told = {"If-Match": etag} if etag else {}
         return await self._ask("PATCH", path, msgspec.json.encode(body), told, CHANGE_S_MAX)

@@ -49,8 +49,10 @@ class Reading:
         """`systems`: by node, the path of its system."""
         self.service, self.systems, self._notes = service, dict(systems), notes
         self._places: _Places | None = None
-        self._gpus: dict[tuple[str, ...], Gpu | None] = {}
-        """By a block's processors."""
+        self._gpus: dict[str, Gpu | None] = {}
+        """By the only processor of a block; None: it is another."""
+        self._untold: set[str] = set()
+        """Of the others those that did not say what they are when they were asked last."""
 
     async def read(self, nodes: Iterable[str] | None = None) -> Fabric:
         """All blocks, and the systems of these nodes, by default of all."""
@@ -58,7 +60,7 @@ class Reading:
         told: list[Any] = await together([self._blocks(), *map(self._system, wanted)])
         blocks: dict[str, Block] = told[0]
         systems: dict[str, System] = dict(zip(wanted, told[1:], strict=True))
-        gpus = await self._read_gpus(blocks.values())
+        gpus = await self._read_gpus(blocks.values(), again=nodes is None)
         texts = {path: one.free_for or "" for path, one in blocks.items() if one.free_for is not None}
         if self._notes is not None:
             noted = (await self._notes.read()).marks
@@ -122,17 +124,19 @@ class Reading:
             self._places = _Places(blocks, redfish_documents.expands(root))
         return self._places
 
-    async def _read_gpus(self, blocks: Iterable[Block]) -> dict[str, Gpu]:
-        """Of each block with one: asked once, since a block keeps what it has."""
-        one_each = {one.path: one.processors for one in blocks if len(one.processors) == 1}
-        fresh = sorted({one for one in one_each.values() if one not in self._gpus})
-        told = await together([self._gpu(one[0]) for one in fresh])
-        known: dict[tuple[str, ...], Gpu | None] = {**self._gpus, **dict(zip(fresh, told, strict=True))}
-        self._gpus = {one: known[one] for one in one_each.values()}
-        return {path: found for path, one in one_each.items() if (found := self._gpus[one]) is not None}
+    async def _read_gpus(self, blocks: Iterable[Block], *, again: bool) -> dict[str, Gpu]:
+        """Of each block with one: asked once, since a block keeps what it has. `again`: what did not say it is asked,
+        too, as looks at all of it do; those of a change come one right after the other.
+        """
+        one_each = {one.path: one.processors[0] for one in blocks if len(one.processors) == 1}
+        there = {*one_each.values()}
+        self._untold = set() if again else self._untold & there
+        self._gpus = {one: found for one, found in self._gpus.items() if one in there}
+        await together([self._learn(one) for one in sorted(there - self._gpus.keys() - self._untold)])
+        return {path: found for path, one in one_each.items() if (found := self._gpus.get(one)) is not None}
 
-    async def _gpu(self, path: str) -> Gpu | None:
+    async def _learn(self, path: str) -> None:
         try:
-            return redfish_documents.gpu((await self.service.get(path)).body)
+            self._gpus[path] = redfish_documents.gpu((await self.service.get(path)).body)
         except (StatusError, DocumentError):
-            return None  # whatever it is, it is not offered
+            self._untold.add(path)  # whatever it is, it is not offered now

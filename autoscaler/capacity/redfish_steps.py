@@ -8,12 +8,13 @@ looks. It changes nothing: `fabric_redfish` does.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from autoscaler.attached import Site
 from autoscaler.capacity.redfish_documents import Block, Gpu, Mark, System
-from autoscaler.leases import AcquireOrder, Listed, Offer
+from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer
 
 COMPOSING = "Composing"
 EXPECTED_S = 60.0
@@ -57,11 +58,9 @@ class Fabric(NamedTuple):
     def free(self, block: str) -> bool:
         """Whether it may be had."""
         one, mark = self.blocks[block], self.marks.get(block)
-        if mark is not None:
-            return mark.gone and one.sound and not self.attached(block)
-        return (
-            one.sound and not one.free_for and not one.reserved and one.state != COMPOSING and not self.attached(block)
-        )
+        if not one.sound or one.state == COMPOSING or self.attached(block):
+            return False
+        return mark.gone if mark is not None else not one.free_for and not one.reserved
 
     def of(self, name: str) -> list[str]:
         """Blocks that were claimed by that name, and not given back."""
@@ -96,7 +95,17 @@ def offers(fabric: Fabric, terms: Terms, there: Mapping[str, Site]) -> tuple[Off
             free.setdefault(fabric.gpus[path].product, []).append(fabric.gpus[path])
         room = _room(fabric, there[node], terms)
         found += [_offer(there[node], gpus, terms, min(len(gpus), room)) for _, gpus in sorted(free.items())]
-    return tuple(one for one in found if one.devices_max > 0)
+    return _most([one for one in found if one.devices_max > 0])
+
+
+def _most(found: Sequence[Offer]) -> tuple[Offer, ...]:
+    """As many as may be: of each product in turn the nodes that can have the most of it, so that none is left out."""
+    before: Counter[str] = Counter()
+    ranked: list[tuple[int, int]] = []
+    for at in sorted(range(len(found)), key=lambda at: (-found[at].devices_max, at)):
+        ranked.append((before[found[at].product], at))
+        before[found[at].product] += 1
+    return tuple(found[at] for at in sorted(at for _, at in sorted(ranked)[:OFFERS_MAX]))
 
 
 def claim(fabric: Fabric, order: AcquireOrder, terms: Terms, site: Site | None) -> Claim:
@@ -131,6 +140,16 @@ def links(fabric: Fabric, node: str, attach: Collection[str], detach: Collection
 def settled(fabric: Fabric, blocks: Iterable[str]) -> bool:
     """Whether nothing is under way at them any more."""
     return all(fabric.blocks[path].state != COMPOSING for path in blocks)
+
+
+def begun(fabric: Fabric) -> dict[str, str]:
+    """By name the node of what was ordered, and is not attached to any of ours: all of it, or a part."""
+    return {one.name: one.node for path, one in fabric.marks.items() if not one.gone and not fabric.at(path)}
+
+
+def late(fabric: Fabric) -> dict[str, Mark]:
+    """What was given back and may come, by block."""
+    return {path: one for path, one in fabric.marks.items() if one.gone and not fabric.attached(path)}
 
 
 def listed(fabric: Fabric, terms: Terms, held: Mapping[str, Held]) -> tuple[Listed, ...]:

@@ -294,9 +294,10 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.hotplug.SCAN_S",
         "artifacts.gpubus.COMMAND_S",
     ),
-    "an attach that a fabric takes and does not do; that is tried at all": (
+    "an attach that a fabric takes and does not do; that is tried at all; that may come after it was given back": (
         "autoscaler.capacity.redfish_bay.NOTHING_S",
         "autoscaler.capacity.redfish_bay.GIVEN_UP_S",
+        "autoscaler.capacity.fabric_redfish.LATE_S",
     ),
     "kinds of Offer of which it is remembered how long they took; times of each": (
         "autoscaler.fold_capacity.KINDS_MAX",

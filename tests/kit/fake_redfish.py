@@ -72,6 +72,8 @@ class FakeFabric:
     """Or basic, or none."""
     hold: bool = False
     takes_s: float = 0.0
+    early: bool = False
+    """It answers that all is well before an operation is over."""
     # what goes wrong
     away: bool = False
     raw: bytes | None = None
@@ -86,6 +88,10 @@ class FakeFabric:
     """What every change of links is answered."""
     refused: set[str] = field(default_factory=set)
     """Blocks with which no change of links is taken (400)."""
+    sealed: set[str] = field(default_factory=set)
+    """Blocks whose `Client` nobody may change (403)."""
+    untold: dict[str, int] = field(default_factory=dict)
+    """By block: what is answered of its processor; 200: a document without its memory."""
     never: bool = False
     half: bool = False
     """Of the next attach half comes, and then nothing more."""
@@ -199,7 +205,8 @@ class FakeFabric:
         if path.startswith(f"{BLOCKS}/") and name in self.blocks:
             return self._tagged(self._block(name))
         if path.startswith(f"{V1}/Chassis/Rack/Processors/") and name in self.blocks:
-            return _doc(self._processor(name))
+            status = self.untold.get(name, 200)
+            return _doc(self._processor(name)) if status == 200 else _no(status, "GeneralError")
         if path.startswith(f"{SYSTEMS}/") and name in self.versions:
             return self._tagged(self._system(name))
         if path.startswith(f"{V1}/Tasks/") and name.isdecimal() and int(name) < len(self.going):
@@ -227,7 +234,7 @@ class FakeFabric:
         gpu = self.blocks[name].gpu
         if gpu is None:
             return {"ProcessorType": "CPU", "Model": "Xeon"}
-        memory = {"TotalMemorySizeMiB": gpu[1]}
+        memory = {"TotalMemorySizeMiB": 0 if name in self.untold else gpu[1]}
         return {"ProcessorType": "GPU", "Model": gpu[0], "UUID": f"GPU-{name}", "MemorySummary": memory}
 
     def _system(self, name: str) -> Body:
@@ -269,6 +276,8 @@ class FakeFabric:
         block = self.blocks[name]
         if block.client is None:
             return _no(405, "OperationNotAllowed")
+        if name in self.sealed:
+            return _no(403, "InsufficientPrivilege")
         block.client, block.version = body["Client"] or "", block.version + 1
         return web.Response(status=204)
 
@@ -294,6 +303,8 @@ class FakeFabric:
             for one in told:
                 self.blocks[one].state = self.blocks[one].state if self.blocks[one].system else "Composing"
             self.running.append(asyncio.create_task(self._later(system, told, going)))
+        if self.early:
+            return web.Response(status=204)
         if self.tasks and not going.over.is_set():
             place = f"{self.url}{V1}/Tasks/{len(self.going) - 1}"
             return web.json_response({}, status=202, headers={"Location": place})

@@ -17,7 +17,8 @@ from autoscaler.capacity.redfish_bay import Around
 from autoscaler.capacity.redfish_http import Login, Logins, Service
 from autoscaler.capacity.redfish_reading import Noted, Reading
 from autoscaler.capacity.redfish_steps import Terms
-from autoscaler.leases import Listed
+from autoscaler.leases import AcquireOrder, Listed
+from tests.contracts.provider import order
 from tests.kit import certificates
 from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric
 
@@ -80,8 +81,7 @@ class FabricRig:
             try:
                 yield self
             finally:
-                for one in self._attending:
-                    one.cancel()
+                self.end()
                 for made in self._made:
                     await made.close()
 
@@ -99,6 +99,19 @@ class FabricRig:
         made = self._new()
         self._made.append(made)
         self._attending.append(self._tasks.create_task(made.attend(self._changed)))
+        return made
+
+    def end(self) -> None:
+        """Those that attend do so no more, as when their process has ended."""
+        for one in self._attending:
+            one.cancel()
+
+    async def marked(self) -> AcquireOrder:
+        """What a leader ordered for w1, who ended before it was attached."""
+        gone = self._new()
+        made = order(next(one for one in await gone.offers() if one.node == "w1"))
+        await gone.acquire(made)
+        await gone.close()
         return made
 
     def _new(self) -> RedfishFabric:
