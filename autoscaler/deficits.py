@@ -23,7 +23,8 @@ from autoscaler.contract import ModelName
 from autoscaler.delivery import NO_LEARNT, Expected, due_after_s, expected
 from autoscaler.groups import on_their_way
 from autoscaler.ladder import Chosen, Rung, climb, first, rung
-from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId, next_name
+from autoscaler.leasenames import next_name
+from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId
 from autoscaler.packer import order
 from autoscaler.packing import Force, Missing, Packing, Want
 from autoscaler.pledges import Pledge, pledge
@@ -95,8 +96,9 @@ class _Ledger:
         self.orders: list[AcquireLease] = []
         self.leases: dict[LeaseId, Lease] = dict(self.capacity.leases)
         self._of: dict[OfferId, list[Lease]] = {}
+        """Of each Offer what was ordered, and of what comes out of a pool for all nodes what was ordered of that."""
         for lease in self.leases.values():
-            self._of.setdefault(lease.offer.id, []).append(lease)
+            self._of.setdefault(_whose(lease.offer), []).append(lease)
         self.pledged: set[LeaseId] = set()
         """What claims wait for."""
         self.said: dict[Want, str] = {}
@@ -241,7 +243,7 @@ class _Ledger:
         """What of it can still be had, or why nothing: what was ordered since it was offered is not in it any more."""
         if (bar := barred(self.capacity, offer.id, self.now_s)) is not None:
             self.later(bar.until_s)
-        return left(self.capacity, self._of.get(offer.id, ()), offer, self.now_s)
+        return left(self.capacity, self._of.get(_whose(offer), ()), offer, self.now_s)
 
     def _take(self, want: Want, chosen: Chosen) -> None:
         for one, hedge in ((chosen.rung, False), (chosen.beside, True)):
@@ -271,7 +273,7 @@ class _Ledger:
             asked_s=self.now_s, sent_s=self.now_s, due_s=due_s,
         )  # fmt: skip
         self.leases[made.id] = lease
-        self._of.setdefault(offer.id, []).append(lease)
+        self._of.setdefault(_whose(offer), []).append(lease)
         self.orders.append(AcquireLease(order=made, reason=reason))
         return lease
 
@@ -315,6 +317,10 @@ class _Ledger:
         told = [one.why for of, one in bars if not is_claims(ModelName(of.name))][-1:]
         told += [f"{provider} {says}" for provider, says in self.capacity.wrong()]
         return "; ".join(("no provider offers what it needs now", *told))
+
+
+def _whose(offer: Offer) -> OfferId:
+    return offer.id if offer.pool is None else OfferId(offer.provider, f"{offer.product}, on any node")
 
 
 def deadline(world: World, model: ModelName, now_s: float) -> float:

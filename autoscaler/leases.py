@@ -1,6 +1,6 @@
 """Capacity that could be added and that was: Offers, Leases and the orders about them, as the World keeps them.
 
-Owns these types, what brings them into the World, and the names of what is ordered. Which Offer is taken is
+Owns these types, and what brings them into the World. Which Offer is taken is
 `autoscaler.ladder`'s, what is ordered `autoscaler.deficits`', how it gets into the World `autoscaler.fold_capacity`'s.
 Times are seconds, moments of the World's monotonic clock. A Lease is here from the moment it is ordered, so that nobody
 else is ordered for the same lack; its name says for whom it is and not by which leader, so that two leaders who order
@@ -9,9 +9,6 @@ at once order one.
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 from autoscaler.awaited import Awaited
@@ -26,8 +23,6 @@ OFFERS_MAX, LISTED_MAX = 256, 4096
 """Of one provider; what is beyond is no answer."""
 UNSEEN_S = 60.0
 """What its provider does not show by then may not have been ordered at all."""
-NAME_MAX = 40
-_UNSAFE = re.compile(r"[^a-z0-9-]+")
 
 
 class LeaseId(NamedTuple):
@@ -67,6 +62,8 @@ class Offer(Said, frozen=True):
     devices_min: int = 1
     devices_max: int = 1
     """So many Devices can be had at once: as many as are free there, and as have a place."""
+    pool: int | None = None
+    """Of the product so many Devices are free for all nodes together; None: nobody says."""
     parts: int = 1
     """Each Device is offered so many times (time-slicing, MPS)."""
     shared: bool = False
@@ -379,22 +376,3 @@ class LearntSeen(Said, frozen=True):
     """What the leader before us had learnt."""
 
     learnt: dict[Kind, Learnt]
-
-
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
-def intent_of(owner: ModelName, number: int) -> str:
-    """The idempotency key of a Lease: the `number`th that its owner has at once."""
-    return hashlib.sha256(f"capacity/{owner}/{number}".encode()).hexdigest()[:10]
-
-
-def name_of(owner: ModelName, number: int) -> str:
-    """A name that everybody takes: RFC 1123, at most 63 characters."""
-    stem = _UNSAFE.sub("-", owner.lower())[:NAME_MAX].strip("-")
-    return "-".join(part for part in ("pilotlight", stem, intent_of(owner, number)) if part)
-
-
-def next_name(owner: ModelName, taken: Collection[str]) -> str:
-    """The first of its names that no Lease has."""
-    return next(name for number in range(len(taken) + 1) if (name := name_of(owner, number)) not in taken)

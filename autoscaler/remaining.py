@@ -32,17 +32,24 @@ def barred(capacity: Capacity, of: OfferId, now_s: float) -> Barred | None:
 
 
 def left(capacity: Capacity, leases: Collection[Lease], offer: Offer, now_s: float) -> Offer | str:
-    """What of it there is, or why nothing. `leases`: with those that are ordered now."""
+    """What of it there is, or why nothing. `leases`: with those that are ordered now, of its product at least."""
     if (bar := barred(capacity, offer.id, now_s)) is not None:
         return f"{bar.why}; it is left alone for {seconds(bar.until_s - now_s)}"
     if any(one.offer.id == offer.id and _lapsed(one, now_s) for one in leases):
         return "what was ordered of it did not come; it is left alone for a while"
     said_s = capacity.offered_s[offer.provider]
-    since = [one for one in leases if one.offer.id == offer.id and one.asked_s >= said_s]
+    of_pool = [one for one in leases if _is_kin(one.offer, offer) and one.asked_s >= said_s]
+    since = [one for one in of_pool if one.offer.id == offer.id]
     if not offer.node:
         return offer if len(since) < offer.many else GONE
     rest = offer.devices_max - sum(one.devices for one in since)
+    if offer.pool is not None:
+        rest = min(rest, offer.pool - sum(one.devices for one in of_pool))
     return replace(offer, devices_max=rest) if rest >= offer.devices_min else GONE
+
+
+def _is_kin(one: Offer, other: Offer) -> bool:
+    return one.provider == other.provider and one.product == other.product
 
 
 def _lapsed(lease: Lease, now_s: float) -> bool:

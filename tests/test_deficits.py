@@ -98,6 +98,12 @@ def test_a_pool_offers_what_is_free_and_not_what_it_has_at_most() -> None:
     assert orders(plan(begin, T0).actions) == [("rack", 1), ("rack", 1)]
 
 
+def test_of_a_pool_for_all_nodes_no_more_is_ordered_than_is_free() -> None:
+    nodes = [offer(name=one, node=one, devices_max=2, pool=3) for one in ("w1", "w2")]
+    begin = replace(surge(*nodes, waiting=4), slices=world([], [device(f"c-{n}", 1, n) for n in ("w1", "w2")]).slices)
+    assert [many for _, many in orders(plan(begin, T0).actions)] == [1, 1, 1]
+
+
 def test_of_offers_that_come_in_time_the_cheapest_is_taken_and_else_the_likeliest() -> None:
     slow = cloud(expected_s=400.0, price_per_hour=0.1)
     assert orders(plan(surge(offer(), slow), T0).actions) == [("cloud", 1)], "nobody is in a hurry"

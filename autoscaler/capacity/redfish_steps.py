@@ -89,12 +89,16 @@ def offers(fabric: Fabric, terms: Terms, there: Mapping[str, Site]) -> tuple[Off
     if not fabric.keeps:
         return ()
     found: list[Offer] = []
+    pool = Counter(one.product for path, one in fabric.gpus.items() if path in fabric.blocks and fabric.free(path))
     for node in sorted(fabric.systems.keys() & there.keys()):
         free: dict[str, list[Gpu]] = {}
         for path in _free_for(fabric, node):
             free.setdefault(fabric.gpus[path].product, []).append(fabric.gpus[path])
         room = _room(fabric, there[node], terms)
-        found += [_offer(there[node], gpus, terms, min(len(gpus), room)) for _, gpus in sorted(free.items())]
+        found += [
+            _offer(there[node], gpus, terms, min(len(gpus), room), pool[product])
+            for product, gpus in sorted(free.items())
+        ]
     return _most([one for one in found if one.devices_max > 0])
 
 
@@ -219,11 +223,12 @@ def _free_for(fabric: Fabric, node: str) -> list[str]:
                   or not zones.isdisjoint(fabric.blocks[path].zones))  # fmt: skip
 
 
-def _offer(site: Site, gpus: Sequence[Gpu], terms: Terms, devices_max: int) -> Offer:
+def _offer(site: Site, gpus: Sequence[Gpu], terms: Terms, devices_max: int, pool: int | None = None) -> Offer:
     product = gpus[0].product
     return Offer(
         provider=terms.provider, name=f"{site.node}/{product}", product=product, node=site.node,
-        memory_bytes=min(one.memory_bytes for one in gpus), devices_max=devices_max, parts=site.parts, bought="fabric",
+        memory_bytes=min(one.memory_bytes for one in gpus), devices_max=devices_max, pool=pool, parts=site.parts,
+        bought="fabric",
         labels=dict(site.labels), taints=site.taints,
         price_per_hour=terms.price_per_hour(product), watts=max(one.watts for one in gpus),
         expected_s=EXPECTED_S if terms.expected_s is None else terms.expected_s,

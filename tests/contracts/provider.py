@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.base import Provider, RefusedError
 from autoscaler.contract import ModelName
-from autoscaler.leases import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder, name_of
+from autoscaler.leasenames import name_of
+from autoscaler.leases import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder
 
 OWNER = ModelName("llama-8b")
 

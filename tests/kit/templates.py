@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from autoscaler.contract import ModelName
-from autoscaler.leases import AcquireOrder, LeaseId, Offer, name_of
+from autoscaler.leasenames import name_of
+from autoscaler.leases import AcquireOrder, LeaseId, Offer
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing
 from tests.kit.worlds import GI
