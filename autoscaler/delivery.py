@@ -125,7 +125,9 @@ def asked_anew(learnt: Learnt, now_s: float) -> Learnt:
     """Another is ordered: the last that was given back would have been used again now."""
     if learnt.idle_since_s is None:
         return learnt
-    return replace(learnt, gaps_s=(*learnt.gaps_s[:-1], now_s - learnt.idle_since_s), idle_since_s=None)
+    at = max((at for at, gap in enumerate(learnt.gaps_s) if gap == inf), default=len(learnt.gaps_s))
+    gaps_s = (*learnt.gaps_s[:at], now_s - learnt.idle_since_s, *learnt.gaps_s[at + 1 :])
+    return replace(learnt, gaps_s=gaps_s[-GAPS_MAX:], idle_since_s=None)
 
 
 def keep_s(learnt: Learnt, attach_s: float, idle_s: float) -> float:

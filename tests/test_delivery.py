@@ -101,6 +101,8 @@ def test_what_was_given_back_and_is_ordered_again_would_have_been_used_again() -
         learnt = asked_anew(given_back(learnt, 100.0), 140.0)
     assert learnt.gaps_s == (40.0,) * GAPS_MIN
     assert asked_anew(learnt, 500.0) is learnt
+    beside = reused(given_back(learnt, 100.0), 7.0)  # another of its kind, meanwhile
+    assert asked_anew(beside, 140.0).gaps_s == (*learnt.gaps_s, 40.0, 7.0)
     for _ in range(2 * GAPS_MAX):
         learnt = reused(learnt, 1.0)
     assert len(learnt.gaps_s) == GAPS_MAX

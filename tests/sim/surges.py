@@ -281,10 +281,18 @@ class Surge(Scene):
         """Somebody is on it; or it is paid for, has not come, and nobody can take it back."""
         return self._in_use(one.slices) or (one.phase == "coming" and one.committed)
 
-    def _may_stay_s(self, one: Held, idle_s: float) -> float:
-        offer = one.order.offer
+    def _need_ends_s(self, one: Held, since_s: float) -> float:
+        """`since_s`: nobody has been on it, or lacks any, since then; who begins to lead knows of no time before that.
+        What its provider says is there, and nobody sees, is waited for as long as what is on its way.
+        """
+        known = self.world.capacity.leases.get(one.order.id)
+        if one.phase != "here" or known is None:
+            return since_s
+        if known.here_s is None:
+            return max(since_s, known.due_s)
+        offer, since_s = one.order.offer, max(since_s, self.world.leading_since_s)
         learnt = self.world.capacity.learnt.get(offer.kind, NO_LEARNT)
-        return ORPHAN_S + (keep_s(learnt, expected(offer, learnt).p50_s, idle_s) if one.phase == "here" else 0.0)
+        return since_s + keep_s(learnt, expected(offer, learnt).p50_s, self.now_s - since_s)
 
     def _truly_coming(self) -> list[Held]:
         """Such that nobody has taken back, of Providers whose answers can be read."""
@@ -319,7 +327,7 @@ class Surge(Scene):
                     self._unneeded_s.pop(key, None)
                     continue
                 since_s = self._unneeded_s.setdefault(key, self.now_s)
-                if self.now_s > since_s + self._may_stay_s(one, max(0.0, self.now_s - since_s - ORPHAN_S)):
+                if self.now_s > self._need_ends_s(one, since_s) + ORPHAN_S:
                     self.broken.append(f"{ORPHAN}: nobody needs {one.order.id}, which is {one.phase}")
                     self._unneeded_s[key] = inf
             if provider.disturbed:
