@@ -97,6 +97,7 @@ class Surge(Scene):
         self._offered_s = dict(self._listed_s)
         self._lost_s: dict[tuple[str, int], float] = {}
         self._unneeded_s: dict[tuple[str, int], float] = {}
+        self._idle_s: dict[tuple[str, int], float] = {}
         self._are = ProvidersSeen(providers=tuple(self.providers), hedges=frozenset({"cloud"} if seed % 4 == 0 else ()))
         self._fold(self._are)
         self._show()
@@ -277,22 +278,21 @@ class Surge(Scene):
             ids = sorted(one.id for one in before)
             self.broken.append(f"{DOUBLE}: {devices} Devices were on their way for {lack}: {ids}, {action.order.id}")
 
-    def _needed(self, one: Held) -> bool:
-        """Somebody is on it; or it is paid for, has not come, and nobody can take it back."""
-        return self._in_use(one.slices) or (one.phase == "coming" and one.committed)
-
-    def _need_ends_s(self, one: Held, since_s: float) -> float:
-        """`since_s`: nobody has been on it, or lacks any, since then; who begins to lead knows of no time before that.
-        What its provider says is there, and nobody sees, is waited for as long as what is on its way.
+    def _needed(self, one: Held, key: tuple[str, int], lack: int) -> bool:
+        """Somebody is on it, or lacks any; it is paid for, has not come, and nobody can take it back; or it is worth
+        keeping. Who begins to lead knows of no time before that; what its provider says is there, and nobody sees, is
+        waited for as long as what is on its way.
         """
+        if self._in_use(one.slices) or lack > 0 or one.phase != "here":
+            self._idle_s.pop(key, None)
+            return lack > 0 or one.phase == "here" or (one.phase == "coming" and one.committed)
         known = self.world.capacity.leases.get(one.order.id)
-        if one.phase != "here" or known is None:
-            return since_s
-        if known.here_s is None:
-            return max(since_s, known.due_s)
-        offer, since_s = one.order.offer, max(since_s, self.world.leading_since_s)
+        if known is None or known.here_s is None:
+            return known is not None and self.now_s < known.due_s
+        idle_s = self.now_s - max(self._idle_s.setdefault(key, self.now_s), self.world.leading_since_s)
+        offer = one.order.offer
         learnt = self.world.capacity.learnt.get(offer.kind, NO_LEARNT)
-        return since_s + keep_s(learnt, expected(offer, learnt).p50_s, self.now_s - since_s)
+        return idle_s < keep_s(learnt, expected(offer, learnt).p50_s, idle_s)
 
     def _truly_coming(self) -> list[Held]:
         """Such that nobody has taken back, of Providers whose answers can be read."""
@@ -323,11 +323,11 @@ class Surge(Scene):
                 elif self.now_s > self._lost_s.setdefault(key, self.now_s) + ORPHAN_S:
                     self.broken.append(f"{ORPHAN}: nobody knows of {one.order.id}")
                     self._lost_s[key] = inf  # it is told once
-                if hidden or lack > 0 or self._needed(one):
+                if hidden:  # who begins to lead meanwhile hears of it when that ends
+                    self._idle_s.pop(key, None)
+                if hidden or self._needed(one, key, lack):
                     self._unneeded_s.pop(key, None)
-                    continue
-                since_s = self._unneeded_s.setdefault(key, self.now_s)
-                if self.now_s > self._need_ends_s(one, since_s) + ORPHAN_S:
+                elif self.now_s > self._unneeded_s.setdefault(key, self.now_s) + ORPHAN_S:
                     self.broken.append(f"{ORPHAN}: nobody needs {one.order.id}, which is {one.phase}")
                     self._unneeded_s[key] = inf
             if provider.disturbed:
