@@ -2,9 +2,9 @@
 
 Owns what it writes: NodeClaims that are ours, and on their nodes the wish not to be disrupted, which ends when somebody
 of ours is there (their pods have one of their own while they start and drain, `guarding`). Promises: a node that
-somebody uses is not given back, looked at right before; and what comes onto it in between is not harmed, since Karpenter
-waits for pods that do not want to be disrupted, as one that starts does not. What holds nothing of a Device and has who
-starts it elsewhere does not keep a node.
+somebody uses is not given back, looked at right before; and what comes onto it in between is not harmed, since
+Karpenter waits for pods that do not want to be disrupted, as one that starts does not. What holds nothing of a Device
+and has who starts it elsewhere does not keep a node.
 """
 
 from __future__ import annotations
