@@ -24,6 +24,7 @@ from autoscaler.capacity.delaying import Delaying
 from autoscaler.capacity.fabric_cro import CroFabric
 from autoscaler.capacity.fabric_redfish import RedfishFabric
 from autoscaler.capacity.growing import Growing
+from autoscaler.capacity.guarding import Guarding
 from autoscaler.capacity.kueue import KueuePlaces
 from autoscaler.capacity.nodegroups import NodeGroup
 from autoscaler.capacity.nodes import KarpenterNodes
@@ -198,6 +199,7 @@ class Supplies:
         """Of which Providers are made now: those that the Settings name, and those with Leases still."""
         self._supplying = Supplying({}, observe, clock)
         self._delaying = Delaying(server, world, leads)
+        self._guarding = Guarding(server, places[0], world, leads)
         self._publishing = Publishing(server, places[1], self._published, clock)
         self._remembering = Remembering(server, places[1:], world, observe, leads)
         self._composes = False
@@ -212,8 +214,9 @@ class Supplies:
         self._supplying.release(order)
 
     def on_step(self, step: Step) -> None:
-        """Others may be named now, and other nodes may have what is lent."""
+        """Others may be named now, other nodes may have what is lent, and others may start or drain."""
         self._delaying.look()
+        self._guarding.look()
         self._remembering.look()
         if step.before.settings.capacity != step.after.settings.capacity or self._over(step.after):
             self._changed.set()
@@ -240,6 +243,7 @@ class Supplies:
         """Until cancelled. An order that was not performed yet when the Settings changed is given anew by the loop."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._delaying.run())
+            tasks.create_task(self._guarding.run())
             tasks.create_task(self._publishing.run())
             tasks.create_task(self._remembering.run())
             tasks.create_task(self._supply())

@@ -1,9 +1,10 @@
 """Nodes that Karpenter adds, as a Provider: one NodePool, one NodeClaim for each Lease. I/O; decides and keeps nothing.
 
 Owns what it writes: NodeClaims that are ours, and on their nodes the wish not to be disrupted, which ends when somebody
-of ours is there (their pods have one of their own). Promises: a node that somebody uses is not given back, looked at
-right before; and what comes onto it in between is not harmed, since Karpenter waits for pods that do not want to be
-disrupted. What holds nothing of a Device and has who starts it elsewhere does not keep a node.
+of ours is there (their pods have one of their own while they start and drain, `guarding`). Promises: a node that
+somebody uses is not given back, looked at right before; and what comes onto it in between is not harmed, since
+Karpenter waits for pods that do not want to be disrupted, as one that starts does not. What holds nothing of a Device
+and has who starts it elsewhere does not keep a node.
 """
 
 from __future__ import annotations
@@ -148,8 +149,8 @@ class KarpenterNodes:
         return tuple(one for one in found if nodeclaims.ours(one, self._name))
 
     async def _unguard(self, version: str, listed: Listed) -> None:
-        """Once a Replica is on it, its own pod says what is not to be disturbed: so a node that we forget does not stay
-        for ever. Whoever does not lead may not write, and need not.
+        """Once a Replica is on it, its own pod says when it is not to be disturbed: so a node that we forget does not
+        stay for ever. Whoever does not lead may not write, and need not.
         """
         if not any(of_us(one) for one in await self._pods(listed.node)):
             return

@@ -31,6 +31,12 @@ def name_of(pod: Object) -> str:
     return str(pod["metadata"]["name"])
 
 
+async def asks(api: Api, namespace: str, name: str) -> bool:
+    """Whether a pod asks not to be disrupted."""
+    pod = await api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+    return "karpenter.sh/do-not-disrupt" in pod["metadata"]["annotations"]
+
+
 async def running(house: House) -> int:
     """Calls that run on Replicas of ada, as gateways told last."""
     async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/models/ada") as answer:
@@ -53,11 +59,14 @@ async def test_a_node_that_is_taken_during_an_answer_is_left_when_that_is_whole_
         while not await running(house):
             await asyncio.sleep(0.05)
         (pod,) = await pods(api, namespace)
-        notes = pod["metadata"]["annotations"]
-        assert notes["karpenter.sh/do-not-disrupt"] == "true", "a node that is to go waits for it"
+        while await asks(api, namespace, name_of(pod)):
+            await asyncio.sleep(0.05)
         async with nodes[1].running():
             taint = {"key": key, "effect": "NoSchedule"}
             await api.patch(f"/api/v1/nodes/{nodes[0].name}", {"spec": {"taints": [taint]}})
+            while not await asks(api, namespace, name_of(pod)):
+                assert not first.done(), "a node that is to go waits for it"
+                await asyncio.sleep(0.05)
             second = asyncio.create_task(house.call("ada"))
             while not (others := [one for one in await pods(api, namespace) if name_of(one) != name_of(pod)]):
                 await asyncio.sleep(0.05)

@@ -228,30 +228,89 @@ async def blocked(api: Api, claim: str) -> bool:
     return any(one["reason"] == "DisruptionBlocked" and "do-not-disrupt" in one["message"] for one in found)
 
 
+async def asks(api: Api, namespace: str, node: str) -> list[bool]:
+    """Whether the pods of Replicas on a node ask not to be disrupted."""
+    found = (await api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="pilotlight.dev/model"))["items"]
+    there = [one["metadata"]["annotations"] for one in found if one["spec"].get("nodeName") == node]
+    return ["karpenter.sh/do-not-disrupt" in one for one in there]
+
+
 async def test_fault_a_consolidation_during_a_stream_waits_for_it(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """Karpenter may take at once what is empty or hardly used: neither before its Replica is there nor during a Call
-    does it, and afterwards the node is gone.
+    """Karpenter may take what is empty, hardly used or out of date: not while its Replica starts, at once when that
+    serves, and then it waits for the Call; afterwards the node is gone.
     """
     knobs = ("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10", "--tokens", "600")
     there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}, "slots": 1}
     eager = {"consolidationPolicy": "WhenEmptyOrUnderutilized", "consolidateAfter": "0s"}
     async with Machines(api, namespace, tmp_path).pooled(limits={GPU: "9"}, disruption=eager) as machines:
-        house.write(model("ada", command=command(*knobs), idleSeconds=1, **there), **settings(namespace))
-        async with house.running(), asyncio.timeout(WAIT_S_MAX * 4):
+        words = command(*knobs, "--start-delay", "25")
+        house.write(model("ada", command=words, idleSeconds=1, **there), **settings(namespace))
+        async with house.running(), asyncio.timeout(WAIT_S_MAX * 6):
+            calling = asyncio.create_task(house.call("ada"))
+            while not (there_now := await machines.claims()) or not await blocked(
+                api, there_now[0]["metadata"]["name"]
+            ):
+                assert not await ready(house), "it was to be looked at every ten seconds"
+                await asyncio.sleep(0.05)
+            (claim,) = await machines.claims()
+            node = claim["status"]["nodeName"]
+            while not await ready(house):
+                assert all(await asks(api, namespace, node))
+                await asyncio.sleep(0.05)
+            while await asks(api, namespace, node) != [False]:
+                await asyncio.sleep(0.05)
+            assert machines.ever == [node]
+            drift = {"spec": {"template": {"metadata": {"labels": {"test": namespace, "wave": "2"}}}}}
+            await api.patch(f"{POOLS}/{namespace}", drift)
+            while "deletionTimestamp" not in (await api.get(f"{CLAIMS}/{claim['metadata']['name']}"))["metadata"]:
+                assert not calling.done(), "a Replica that only serves keeps nobody from it"
+                await asyncio.sleep(0.05)
+            while not calling.done():
+                left = await asks(api, namespace, node)
+                assert left == [True] or calling.done(), "it is left alone again"
+                await asyncio.sleep(0.05)
+            status, said = await calling
+            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 600)
+            while await machines.claims():
+                await asyncio.sleep(0.05)
+
+
+async def test_a_pod_that_is_evicted_while_nobody_leads_ends_when_its_call_has(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """Nobody asks Karpenter to wait then: the pod itself does."""
+    knobs = ("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10", "--tokens", "200")
+    there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}, "slots": 1}
+    async with Machines(api, namespace, tmp_path).pooled(limits={GPU: "9"}) as machines:
+        house.write(model("ada", command=command(*knobs), **there), **settings(namespace))
+        async with house.running(), asyncio.timeout(WAIT_S_MAX * 3):
             calling = asyncio.create_task(house.call("ada"))
             while not await ready(house):
                 await asyncio.sleep(0.05)
             (claim,) = await machines.claims()
-            while not await blocked(api, claim["metadata"]["name"]):
-                assert not calling.done(), "it was to be looked at within a minute, every ten seconds"
+            while await asks(api, namespace, claim["status"]["nodeName"]) != [False]:
                 await asyncio.sleep(0.05)
+            house.autoscaler.send_signal(SIGSTOP)
+            try:
+                await api.delete(f"{CLAIMS}/{claim['metadata']['name']}")
+                while not await leaving(api, namespace):
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(1.0)  # time for an engine that heard of it to end
+                assert not calling.done()
+            finally:
+                house.autoscaler.send_signal(SIGCONT)
             status, said = await calling
-            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 600)
-            assert len(machines.ever) == 1, "one node served it from its beginning to its end"
-            while await machines.claims():
+            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 200)
+            while claim["metadata"]["uid"] in [one["metadata"]["uid"] for one in await machines.claims()]:
                 await asyncio.sleep(0.05)
+
+
+async def leaving(api: Api, namespace: str) -> bool:
+    """Whether a Replica's pod is being deleted."""
+    found = (await api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="pilotlight.dev/model"))["items"]
+    return any("deletionTimestamp" in one["metadata"] for one in found)
 
 
 EXPIRES_S = 120.0

@@ -19,7 +19,7 @@ from autoscaler.drivers.kubernetes.hosts import Hosts
 from autoscaler.drivers.kubernetes.nodes import NodeSeen, OtherPod
 from autoscaler.drivers.kubernetes.plugins import PLACES
 from autoscaler.drivers.kubernetes.pods import SLICES, PodSeen
-from autoscaler.drivers.kubernetes.vocabulary import NODES
+from autoscaler.drivers.kubernetes.vocabulary import NODE_POOL, NODES
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.observations import HostsSeen, ImagesSeen, SlicesSeen
 from autoscaler.settings import PriorityClass, Settings, kind_of
@@ -103,6 +103,11 @@ class Inventory:
     def node(self, name: str) -> NodeSeen | None:
         """None: there is none of that name."""
         return self._nodes.items.get(Key("", name))
+
+    def may_be_taken(self, name: str | None) -> bool:
+        """Whether a node is Karpenter's; None: whether any is."""
+        found = self._nodes.items.values() if name is None else filter(None, (self.node(name),))
+        return any(NODE_POOL in one.labels for one in found)
 
     def look(self) -> tuple[SlicesSeen | HostsSeen | ImagesSeen | AwaitedSeen, ...]:
         """What there is now; without the Slices where only CPU and memory of others have changed, or images."""

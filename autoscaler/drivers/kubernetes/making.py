@@ -71,11 +71,20 @@ class Making(NamedTuple):
             replica, model, launch, self.image(model), settings.pod, where, named, asks, seen and seen.pod
         )
         _mark(pod, replica.marks)
-        if QUEUE in pod["metadata"]["labels"]:
+        if QUEUE in pod["metadata"]["labels"] or self._evicted(replica):
             pods.linger(pod)
         if laid is not None:
             pod["metadata"]["annotations"] |= {pods.WEIGHTS: ",".join(laid.folders)} if laid.folders else {}
         return Made(pod, claims.wanted(replica, asks), seen.objects if seen is not None else ())
+
+    def _evicted(self, replica: Replica) -> bool:
+        """Whether Karpenter may evict it, as far as that is known: it does not wait for who only serves, and an engine
+        that hears of that at once cuts its Calls short.
+        """
+        if self.inventory is None:
+            return True
+        node = pods.node_of(replica.slices) if replica.slices else None
+        return self.inventory.may_be_taken(node)
 
     def _seen(self, replica: Replica, model: Model, laid: Laid) -> volumes.Mounted:
         node = (

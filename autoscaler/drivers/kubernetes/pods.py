@@ -44,8 +44,10 @@ SLICES = OURS + "slices"
 WEIGHTS = OURS + "weights"
 """An annotation: the Copies that it uses, folders below its node's store."""
 UNDISTURBED = {DO_NOT_DISRUPT: "true", SAFE_TO_EVICT: "false"}
-"""Who removes a node (Karpenter, Cluster Autoscaler) leaves one with a Replica alone, or waits until that has drained:
-an eviction ends its engine at once, with its Calls. A Model's `pod.annotations` may say otherwise.
+"""What a pod says when it is made, unless a Model's `pod.annotations` say otherwise. Karpenter leaves its node alone
+while it starts and drains (`autoscaler.capacity.guarding` takes that away in between): it announces by a taint that a
+node goes, and waits for who drains. Cluster Autoscaler is told for good: it evicts all of a node in the moment in which
+it taints it, so no successor could start first, and it takes only what is hardly used, which we give back ourselves.
 """
 ENGINE = "engine"
 PORTS = range(20_000, 28_192)
@@ -202,8 +204,8 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
 
 
 def linger(pod: Object) -> None:
-    """Who deletes it gives its Calls time: its engine hears of that only when most of its pod's grace is over, or when
-    a driver has it deleted sooner, which waits LINGERED_S.
+    """Whoever deletes it gives its Calls time, an eviction, too: its engine hears of that only when most of its pod's
+    grace is over, or when a driver has it deleted sooner, which waits LINGERED_S.
     """
     grace_s: int = pod["spec"]["terminationGracePeriodSeconds"]
     seconds = max(1, grace_s - min(SIGNALLED_S, grace_s // 2))

@@ -9,6 +9,8 @@ from __future__ import annotations
 WRITER = "pilotlight"
 """Who wrote a field (KEP-555), made a pod or reports an Event: also the first word of our User-Agent."""
 NODES = "/api/v1/nodes"
+NODE_POOL = "karpenter.sh/nodepool"
+"""The label of nodes that Karpenter added, and may take."""
 TEMPLATE_HASH = "pod-template-hash"
 """The label that a Deployment's ReplicaSets and their pods have."""
 ENDED = frozenset(("Succeeded", "Failed"))

@@ -1,0 +1,233 @@
+"""Pods of Replicas ask Karpenter not to disrupt them while they start and drain, and not while they serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+import pytest
+
+from autoscaler.capacity.guarding import Guarding
+from autoscaler.capacity.server import AnswerError
+from autoscaler.capacity.upkeep import REST_S
+from autoscaler.model import ADOPTED_HASH
+from autoscaler.ordered import Cordon, Place
+from autoscaler.podspec import DO_NOT_DISRUPT, SAFE_TO_EVICT, Pod
+from autoscaler.settings import Settings
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import PodRef, Replica, World
+from tests.kit.objects import PlayedServer
+from tests.kit.worlds import T0, device, model, replica, world
+from tests.sim.virtual import run
+
+PODS = "/api/v1/namespaces/engines/pods"
+LABELS = {"app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/intent": "i"}
+ADA = model("ada")
+
+
+class Bench:
+    """Pods as they are made, and what is known of their Replicas."""
+
+    def __init__(self) -> None:
+        self.server, self.writes, self.world = PlayedServer(lambda: 0.0), True, World(epoch=1)
+        self.begin()
+
+    def begin(self) -> None:
+        """A process does; the one before ends."""
+        self.one = Guarding(self.server, "engines", lambda: self.world, lambda: self.writes)
+        self.task = asyncio.create_task(self.one.run())
+
+    def made(self, *names: str) -> None:
+        """Their pods are, as a driver makes them."""
+        for name in names:
+            notes = {DO_NOT_DISRUPT: "true", SAFE_TO_EVICT: "false"}
+            self.server.put(
+                f"{PODS}/{name}", {"metadata": {"uid": f"u-{name}", "labels": LABELS, "annotations": notes}}
+            )
+
+    async def looks(self, at: World) -> list[str]:
+        """Which pods ask for it after that."""
+        self.world = at
+        self.one.look()
+        await asyncio.sleep(0.1)
+        found = [one["metadata"] for path, one in sorted(self.server.objects.items()) if path.startswith(PODS)]
+        assert all(one["annotations"][SAFE_TO_EVICT] == "false" for one in found), "Cluster Autoscaler is told for good"
+        return [one["name"] for one in found if one["annotations"].get(DO_NOT_DISRUPT) == "true"]
+
+
+def bench(scenario: Callable[[Bench], Coroutine[object, object, None]]) -> None:
+    async def whole() -> None:
+        one = Bench()
+        await scenario(one)
+        one.task.cancel()
+
+    run(whole())
+
+
+def one(name: str, state: S, **fields: Any) -> Replica:
+    """A Replica with its pod."""
+    return replica(ADA, name, state=state, pod=PodRef(namespace="engines", name=name, uid=f"u-{name}"), **fields)
+
+
+def at(*replicas: Replica, of: Iterable[Any] = (ADA,), **fields: Any) -> World:
+    """Of a leader."""
+    return world(of, (device(),), replicas, **fields)
+
+
+def test_a_pod_asks_from_its_making_until_it_is_ready_and_again_while_it_drains() -> None:
+    async def scenario(of: Bench) -> None:
+        of.made("a")
+        for state in (S.PENDING, S.STARTING):
+            assert await of.looks(at(one("a", state))) == ["a"]
+        assert not of.server.writes, "it was made so"
+        assert not await of.looks(at(one("a", S.READY)))
+        assert not await of.looks(at(one("a", S.UNREADY)))
+        assert await of.looks(at(one("a", S.DRAINING))) == ["a"]
+        assert not await of.looks(at(one("a", S.READY))), "it was revived"
+        assert await of.looks(at(one("a", S.DRAINING))) == ["a"]
+        assert await of.looks(at(one("a", S.STOPPING))) == ["a"]
+        assert len(of.server.writes) == 4, "one for each change"
+        (first, *_) = of.server.writes
+        said = {"metadata": {"uid": "u-a", "annotations": {DO_NOT_DISRUPT: None}}}
+        assert first == ("PATCH", f"{PODS}/a", said), "and nothing else of it"
+
+    bench(scenario)
+
+
+def test_who_sleeps_may_be_moved_and_who_wakes_may_not() -> None:
+    async def scenario(of: Bench) -> None:
+        of.made("a")
+        assert not await of.looks(at(one("a", S.ASLEEP)))
+        assert await of.looks(at(one("a", S.WAKING))) == ["a"]
+        assert not await of.looks(at(one("a", S.READY)))
+
+    bench(scenario)
+
+
+def test_nothing_is_asked_or_written_while_nothing_changes() -> None:
+    async def scenario(of: Bench) -> None:
+        of.made("a", "b")
+        now = at(one("a", S.READY), one("b", S.STARTING))
+        assert await of.looks(now) == ["b"]
+        of.server.away = True
+        for _ in range(3):
+            assert await of.looks(now) == ["b"]
+            assert await of.looks(at(one("a", S.READY), one("b", S.STARTING))) == ["b"]
+        of.server.away = False
+        assert len(of.server.writes) == 1
+
+    bench(scenario)
+
+
+def test_who_serves_on_a_node_that_is_taken_asks_at_once_and_before_others_are_let_go() -> None:
+    async def scenario(of: Bench) -> None:
+        of.made("a", "b", "c")
+        loads = one("b", S.STARTING, on=("gpu1",))
+        slices = (device(), device("gpu1", node="n1"))
+        assert await of.looks(world((ADA,), slices, (one("a", S.READY), loads))) == ["b", "c"]
+        place = Place("node", "n0")
+        taken = Cordon(place=place, node="n0", since_s=T0, drain=True, soon=True, why="node n0: Karpenter removes it")
+        ready = one("b", S.READY, on=("gpu1",))
+        now = world((ADA,), slices, (ready, one("a", S.READY)), cordons={place: taken})
+        assert await of.looks(now) == ["a", "c"]
+        assert [path for _, path, _ in of.server.writes] == [f"{PODS}/a", f"{PODS}/a", f"{PODS}/b"]
+
+    bench(scenario)
+
+
+def test_who_begins_to_lead_finds_how_pods_are() -> None:
+    async def scenario(of: Bench) -> None:
+        of.made("a", "b", "c")
+        assert await of.looks(at(one("a", S.READY), one("b", S.STARTING), one("c", S.STARTING))) == ["b", "c"]
+        of.task.cancel()
+        of.begin()
+        later = at(one("a", S.DRAINING), one("b", S.READY), one("c", S.STARTING))
+        assert await of.looks(later) == ["a", "c"]
+        assert len(of.server.writes) == 3
+
+    bench(scenario)
+
+
+def test_what_another_leader_wrote_meanwhile_is_read_anew() -> None:
+    async def scenario(of: Bench) -> None:
+        of.made("a")
+        now = at(one("a", S.READY))
+        assert not await of.looks(now)
+        of.writes = False
+        assert not await of.looks(now)
+        of.made("a")
+        assert await of.looks(now) == ["a"]
+        of.writes = True
+        assert not await of.looks(now)
+
+    bench(scenario)
+
+
+@pytest.mark.parametrize(("leads", "writes"), [(False, True), (True, False)])
+def test_who_does_not_lead_writes_nothing(leads: bool, writes: bool) -> None:
+    async def scenario(of: Bench) -> None:
+        of.made("a")
+        of.writes = writes
+        assert await of.looks(at(one("a", S.READY), leads=leads)) == ["a"]
+        assert not of.server.writes
+
+    bench(scenario)
+
+
+def test_while_the_api_server_is_away_it_is_tried_again_and_a_start_is_a_start() -> None:
+    async def scenario(of: Bench) -> None:
+        of.made("a")
+        of.server.away = True
+        assert await of.looks(at(one("a", S.READY))) == ["a"]
+        of.server.away = False
+        await asyncio.sleep(REST_S[0])
+        assert not await of.looks(of.world)
+
+    bench(scenario)
+
+
+def test_a_pod_that_may_not_be_written_keeps_no_other_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(of: Bench) -> None:
+        of.made("a", "b")
+
+        def refuses(method: str, path: str) -> None:
+            assert (method, path) == ("PATCH", f"{PODS}/a")
+            raise AnswerError(403, "Forbidden", "a policy minds")
+
+        of.server.before_write = refuses
+        assert await of.looks(at(one("a", S.READY), one("b", S.READY))) == ["a"]
+        assert "a policy minds" in caplog.text
+        await asyncio.sleep(REST_S[0])
+        assert not await of.looks(of.world)
+
+    bench(scenario)
+
+
+def test_a_pod_that_is_gone_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(of: Bench) -> None:
+        assert not await of.looks(at(one("a", S.READY)))
+        assert len(of.server.writes) == 1
+        assert not caplog.text
+
+    bench(scenario)
+
+
+def test_what_a_model_or_the_settings_say_themselves_stays() -> None:
+    async def scenario(of: Bench) -> None:
+        of.made("a")
+        own = Pod(annotations={DO_NOT_DISRUPT: "true"})
+        assert await of.looks(at(one("a", S.READY), of=(model("ada", pod=own),))) == ["a"]
+        assert await of.looks(at(one("a", S.READY), settings=Settings(pod=own))) == ["a"]
+        assert not of.server.writes
+
+    bench(scenario)
+
+
+def test_pods_of_others_that_were_adopted_are_left_alone() -> None:
+    async def scenario(of: Bench) -> None:
+        of.made("a")
+        assert await of.looks(at(one("a", S.READY, spec_hash=ADOPTED_HASH))) == ["a"]
+        assert not of.server.writes
+
+    bench(scenario)
