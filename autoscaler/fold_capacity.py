@@ -143,9 +143,11 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
             _learn(draft, lease.offer.kind, delivered(_learnt(draft, lease.offer), now_s - lease.asked_s))
             _forgive(draft, lease.offer)
         lease = replace(lease, here_s=now_s, idle_since_s=now_s)
-    used = any(draft.by_slice.now.get(one.id) for one in mine)
-    used |= not listed.alone and any(draft.world.others.get(one.counted) for one in mine)
-    used &= not listed.marks.instead  # its place is kept still, so nobody has taken it
+    on = {id for one in mine for id in draft.by_slice.now.get(one.id, ())}
+    if place := listed.marks.instead:  # it is kept still: only who is to take it has it
+        used = any(draft.replicas.now[id].marks.instead == place for id in on if id in draft.replicas.now)
+    else:
+        used = bool(on) or (not listed.alone and any(draft.world.others.get(one.counted) for one in mine))
     if used and not lease.in_use:
         if lease.used and lease.idle_since_s is not None:
             _learn(draft, lease.offer.kind, reused(_learnt(draft, lease.offer), now_s - lease.idle_since_s))

@@ -116,6 +116,7 @@ class _Returning:
         with_node = unneeded(self.world, lease)
         kept_s = min(kept_s, STRAY_S) if with_node else kept_s
         self.later(since_s + kept_s)
+        self.later(since_s + min((gap for gap in learnt.gaps_s if gap > idle_s), default=inf))  # it is worth less then
         if idle_s < kept_s or hindered(self.world, lease):
             return ""
         if with_node:

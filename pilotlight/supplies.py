@@ -228,10 +228,14 @@ class Supplies:
         return len(self._entries) > len(world.settings.capacity) and self._named(world) != self._entries
 
     def _named(self, world: World) -> tuple[ProviderSettings, ...]:
-        """Of which Providers are to be made."""
+        """Of which Providers are to be made. A Redfish service does not say whose its Marks are: who is named for it
+        now takes all of them over.
+        """
         entries = world.settings.capacity
         known, have = {one.name for one in entries}, {id.provider for id in world.capacity.leases}
-        return (*entries, *(one for one in self._entries if one.name not in known and one.name in have))
+        fabrics = {one.redfish.url for one in entries if one.redfish is not None}
+        left = (one for one in self._entries if one.name not in known and one.name in have)
+        return (*entries, *(one for one in left if one.redfish is None or one.redfish.url not in fabrics))
 
     def _published(self) -> Published | None:
         """What is to be shown of fabrics now, where that is ours to do."""

@@ -225,6 +225,10 @@ def test_a_place_that_is_kept_is_nobodys_yet_though_others_are_on_its_node(other
     at = told(begin, SlicesSeen(slices=slices))
     kept = shown(at, T0 + 1, "cloud", phase="here", node="n9", marks=Marks(instead="pilotlight-a-1"))
     assert (lease(kept).in_use, lease(kept).idle_since_s) == (False, T0 + 1)
+    taker = replica(A, "a-1", on=["g1"], marks=Marks(instead="pilotlight-a-1"))
+    about = rebuild(replace(kept, replicas={**kept.replicas, taker.id: taker}), T0 + 1)
+    about = shown(about, T0 + 2, "cloud", phase="here", node="n9", marks=Marks(instead="pilotlight-a-1"))
+    assert lease(about).in_use, "who is to take it has it before its provider shows that"
     taken = shown(kept, T0 + 2, "cloud", phase="here", node="n9")
     assert lease(taken).in_use == bool(others), "once somebody has taken it, who is there may be that"
     assert not shut(release(kept, T0 + 3)), "nothing of the node goes with it"

@@ -95,6 +95,21 @@ def test_a_pod_asks_from_its_making_until_it_is_ready_and_again_while_it_drains(
     bench(scenario)
 
 
+def test_what_changes_while_a_write_is_under_way_is_not_missed() -> None:
+    async def scenario(of: Bench) -> None:
+        of.made("r")
+        await of.looks(at(one("r", S.STARTING)))
+
+        def drains(*_: object) -> None:
+            of.world = at(one("r", S.DRAINING))
+            of.one.look()
+
+        of.server.before_write = drains
+        assert await of.looks(at(one("r", S.READY))) == ["r"]
+
+    bench(scenario)
+
+
 def test_who_sleeps_may_be_moved_and_who_wakes_may_not() -> None:
     async def scenario(of: Bench) -> None:
         of.made("a")

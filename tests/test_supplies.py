@@ -14,7 +14,7 @@ from autoscaler.capacity.base import Provider
 from autoscaler.capacity.supplying import CLOSING, Told
 from autoscaler.leases import Capacity, Lease, LeaseRefused, LeasesSeen, OffersSeen, ProvidersSeen, ReleaseOrder
 from autoscaler.loop import Step
-from autoscaler.providers import KINDS, ClusterAutoscaler, Cro, Karpenter, ProviderSettings
+from autoscaler.providers import KINDS, ClusterAutoscaler, Cro, Karpenter, ProviderSettings, Redfish
 from autoscaler.settings import Settings
 from autoscaler.world import World
 from pilotlight import supplies
@@ -123,6 +123,9 @@ def test_what_came_of_an_entry_that_is_taken_out_is_listed_and_given_back_and_no
         assert [seen for seen in house.seen if isinstance(seen, OffersSeen)] == [
             OffersSeen(provider="rack", offers=(), closed=CLOSING)
         ]
+        one.acquire(of)
+        assert house.seen[-1:] == [LeaseRefused(id=of.id, reason=CLOSING)]
+        house.seen.clear()
         one.release(ReleaseOrder(id=of.id, epoch=1))
         await asyncio.sleep(1.0)
         assert not [seen for seen in house.seen if isinstance(seen, LeaseRefused)], "there is who takes it back"
@@ -130,8 +133,31 @@ def test_what_came_of_an_entry_that_is_taken_out_is_listed_and_given_back_and_no
         house.world = replace(house.world, capacity=Capacity())
         house.tell(one)
         await asyncio.sleep(1.0)
-        assert house.seen[-1] == ProvidersSeen(providers=())
+        assert house.seen[-1:] == [ProvidersSeen(providers=())]
         assert house.ended == ["rack", "rack"]
+        task.cancel()
+
+    run(scenario())
+
+
+def test_who_is_named_for_a_redfish_service_takes_over_what_another_name_had_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        house = House(monkeypatch)
+        monkeypatch.setattr(supplies, "KINDS", {"redfish": Kind(house._make, frozenset({"cluster"}))})
+        one = house.supplies()
+        task = asyncio.create_task(one.run())
+        pod = Redfish(url="https://fabric.example:8443", systems={"w1": "1"}, secret_ref="fabric")
+        await asyncio.sleep(1.0)
+        house.tell(one, ProviderSettings(name="pod", redfish=pod))
+        await asyncio.sleep(1.0)
+        of = order(offer("pod"))
+        lease = Lease(id=of.id, offer=of.offer, devices=1, owner=of.owner, asked_s=0.0, sent_s=0.0, due_s=9.0)
+        house.world = replace(house.world, capacity=Capacity(leases={of.id: lease}))
+        house.tell(one, ProviderSettings(name="pod2", redfish=pod))
+        await asyncio.sleep(1.0)
+        assert [seen for seen in house.seen if isinstance(seen, ProvidersSeen)][-1].providers == ("pod2",)
         task.cancel()
 
     run(scenario())

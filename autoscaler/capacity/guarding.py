@@ -88,7 +88,7 @@ class Guarding(Upkeep):
             bare &= {one.pod.uid for one in world.replicas.values() if one.pod is not None}
         if failed:
             raise failed[0]
-        return inf
+        return 0.0 if any(_differ(self._world(), bare)) else inf  # what changed meanwhile looked as it was before
 
     async def _read(self) -> set[str]:
         pods = (one["metadata"] for one in await self._server.items(self._path, labelSelector=SELECTOR))

@@ -59,7 +59,8 @@ class KarpenterNodes:
         for one in variants:
             many = nodepools.left(pool, one.shape, claims)
             if many:
-                terms = Terms(one.bought, many, self._expected_s, taints=pool.taints)
+                lasts_s = nodeclaims.duration_s(pool.expire_after)
+                terms = Terms(one.bought, many, self._expected_s, lasts_s, taints=pool.taints)
                 found.append(offer(self._name, one.name, one.shape, one.labels, terms, settings))
         return tuple(found[:OFFERS_MAX])
 

@@ -112,6 +112,9 @@ class _Desk:
 
     def put(self, order: Order) -> None:
         """The same again waits once."""
+        if self._closing and isinstance(order, AcquireOrder):
+            self._observe((LeaseRefused(id=order.id, reason=CLOSING),))
+            return
         if order not in self._orders and len(self._orders) < ORDERS_MAX:
             self._orders.append(order)
             self._ordered.set()
