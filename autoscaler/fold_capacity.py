@@ -198,8 +198,8 @@ def _listed(draft: Draft, seen: LeasesSeen) -> None:
             after = _compared(lease, shown.get(id), seen.began_s)
             if after is not None:
                 leases[id] = after
-            elif lease.here_s is None and not lease.leaving:
-                lost.append(lease)
+            elif not (lease.committed or lease.leaving):
+                lost.append(lease)  # it was never made; what was may be taken away by anybody
     for id, listed in shown.items():
         if id not in capacity.leases:
             takes = expected(listed.offer, _learnt(draft, listed.offer))

@@ -207,6 +207,14 @@ def test_what_is_gone_before_it_came_is_left_alone_and_another_is_taken() -> Non
     assert order.offer.id == sure.id
 
 
+def test_what_was_made_and_is_taken_away_is_ordered_again_at_once() -> None:
+    """Its provider had not said yet that it is there."""
+    at = shown(ordered(), T0 + 1, committed=True)
+    at = none(none(at, T0 + 2), T0 + 3)
+    assert not at.capacity.barred
+    assert orders(plan(at, T0 + 3).actions) == [("rack", 1)]
+
+
 def test_of_a_provider_that_is_no_more_nothing_is_on_offer_nor_wrong() -> None:
     at = told(surge(offer(), cloud()), ProviderTroubled(provider="rack", says="gives no answer"))
     at = told(at, ProvidersSeen(providers=("cloud",)))
