@@ -1,6 +1,7 @@
 """Capacity that costs: who is on it, and who stands in the way of those who would leave it. Pure.
 
-Owns `World.rented`. A Lease that is here and costs is rented; home is what is of no Lease that costs. For a guest, who
+Owns `World.rented`. A Lease that is here and costs is rented, unless its provider's `keepSeconds` keep it for days,
+though nobody is on it; home is what is of no Lease that costs. For a guest, who
 is on a rented Lease, there may be a free place at home; where there is none, the one who stood idle the longest of
 those in whose place it could be is in its way. Models of guests, and those in their way, keep nothing idle for longer
 than a start is worth (`autoscaler.demand`). It decides nothing.
@@ -18,12 +19,15 @@ from autoscaler.leased import is_of
 from autoscaler.leases import Lease, LeaseId, Offer
 from autoscaler.moves import movable
 from autoscaler.packing import Force, Want
+from autoscaler.providers import keeps
 from autoscaler.rulings import admits, barred
 from autoscaler.shelves import want_of
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Rented, Replica, Slice, SliceId, World
 
 NOBODY = Rented()
+KEPT_S = 86_400.0
+"""Who leaves what is kept for longer than this saves nothing for a day: it stays where it is."""
 GUESTS_MAX = 16
 """For so many it is looked who is in their way, at once."""
 
@@ -36,7 +40,7 @@ def look(draft: Draft) -> None:
     same = all(one is other for one, other in zip(of_all, (*known, before.undisturbed), strict=True))
     if same and draft.replicas.now is before.replicas:
         return
-    some = any(is_rented(lease) for lease in world.capacity.leases.values())
+    some = any(is_rented(world, lease) for lease in world.capacity.leases.values())
     now = rented(draft) if some else NOBODY
     if now != world.rented:
         draft.change(rented=now)
@@ -102,7 +106,7 @@ def by_lease(world: World, replicas: Mapping[ReplicaId, Replica]) -> dict[LeaseI
     """Rented Leases, and who is on each that anybody is on."""
     there: dict[str, list[Lease]] = {}
     for lease in world.capacity.leases.values():
-        if is_rented(lease) and lease.listed is not None:
+        if is_rented(world, lease) and lease.listed is not None:
             there.setdefault(lease.listed.node, []).append(lease)
     found: dict[LeaseId, list[Replica]] = {}
     for replica in replicas.values() if there else ():
@@ -113,9 +117,12 @@ def by_lease(world: World, replicas: Mapping[ReplicaId, Replica]) -> dict[LeaseI
     return found
 
 
-def is_rented(lease: Lease) -> bool:
-    """Whether it is here, and costs."""
-    return lease.here_s is not None and not lease.leaving and _costs(lease.offer)
+def is_rented(world: World, lease: Lease) -> bool:
+    """Whether it is here, costs, and would go soon if nobody were on it."""
+    if lease.here_s is None or lease.leaving or not _costs(lease.offer):
+        return False
+    kept_s = keeps(world.settings.capacity, lease.id.provider)
+    return kept_s == "auto" or kept_s <= KEPT_S
 
 
 def _costs(offer: Offer) -> bool:

@@ -14,10 +14,12 @@ from autoscaler.draft import Draft
 from autoscaler.homeward import LEADING_S, LEASES_MAX
 from autoscaler.indices import rebuild
 from autoscaler.leases import AcquireOrder, LeaseId
-from autoscaler.model import Gpu, Model, ReplicaRange, Rollout
+from autoscaler.model import Auto, Gpu, Model, ReplicaRange, Rollout
 from autoscaler.ordered import Cordon, CordonsSeen, Place
 from autoscaler.plan import plan
-from autoscaler.rented import rented
+from autoscaler.providers import Cro, ProviderSettings
+from autoscaler.rented import KEPT_S, rented
+from autoscaler.settings import Settings
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import History, Move, Rented, Replica, Slice, SliceId, World
 from tests.kit.offered import A, acted, arrived, cloud, offer, offered, releases, told
@@ -141,6 +143,13 @@ def test_it_leaves_when_the_successor_serves_and_the_lease_goes_when_it_has_left
 )
 def test_it_stays_where_it_is(begin: World) -> None:
     assert not [move for _, move in moves(begin) if move is not None]
+
+
+@pytest.mark.parametrize(("kept_s", "goes"), [("auto", True), (KEPT_S, True), (KEPT_S + 1, False)])
+def test_nobody_leaves_what_its_provider_keeps_for_days(kept_s: float | Auto, goes: bool) -> None:
+    named = ProviderSettings(name="rack", cro=Cro(model="A100"), keep_seconds=kept_s)
+    at = known(replace(rents(home()), settings=Settings(capacity=(named,))))
+    assert bool(moves(at)) is bool(at.rented.idlers) is goes
 
 
 def test_nobody_leaves_a_lease_that_would_not_go_all_the_same() -> None:

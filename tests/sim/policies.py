@@ -21,7 +21,7 @@ from autoscaler.model import Auto
 DDS_S = 600.0
 """So long Dynamic Device Scaling leaves a Device idle, and Cluster Autoscaler a node."""
 FIXED_S = (30.0, 120.0, 300.0, DDS_S, 1800.0)
-KEEP_S = (30.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0, 31_536_000.0)
+KEEP_S = (30.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0, 86_400.0, 31_536_000.0)
 """Of ours, Settings' `keepSeconds`, beside what it is by itself."""
 
 
@@ -59,6 +59,6 @@ def acting(policy: Policy) -> Iterator[None]:
         attached = bool(one.offer.node)
         return (attached is not (policy.first == "gpu"), *ours(one)) if policy.first else ours(one)
 
-    stays = patch.object(rented, "is_rented", lambda lease: False) if not policy.ours else nullcontext()
+    stays = patch.object(rented, "is_rented", lambda world, lease: False) if not policy.ours else nullcontext()
     with patch.object(ladder, "order", order), stays:
         yield
