@@ -12,7 +12,16 @@ from msgspec.structs import replace
 from autoscaler.actions import Plan
 from autoscaler.capacity.base import Provider
 from autoscaler.capacity.supplying import CLOSING, Told
-from autoscaler.leases import Capacity, Lease, LeaseRefused, LeasesSeen, OffersSeen, ProvidersSeen, ReleaseOrder
+from autoscaler.leases import (
+    AcquireOrder,
+    Capacity,
+    Lease,
+    LeaseRefused,
+    LeasesSeen,
+    OffersSeen,
+    ProvidersSeen,
+    ReleaseOrder,
+)
 from autoscaler.loop import Step
 from autoscaler.providers import KINDS, ClusterAutoscaler, Cro, Karpenter, ProviderSettings, Redfish
 from autoscaler.settings import Settings
@@ -78,6 +87,13 @@ class House:
         server = PlayedServer(clock)
         return Supplies(server, ("engines", "home", "pilotlight"), lambda: self.world, self.seen.extend, clock)
 
+    def lent(self, provider: str) -> AcquireOrder:
+        """Something of that provider is in the World, from now on; its order."""
+        of = order(offer(provider))
+        lease = Lease(id=of.id, offer=of.offer, devices=1, owner=of.owner, asked_s=0.0, sent_s=0.0, due_s=9.0)
+        self.world = replace(self.world, capacity=Capacity(leases={of.id: lease}))
+        return of
+
     def tell(self, of: Supplies, *entries: ProviderSettings) -> None:
         """The Settings say so now."""
         before, self.world = self.world, replace(self.world, settings=Settings(capacity=entries))
@@ -114,9 +130,7 @@ def test_what_came_of_an_entry_that_is_taken_out_is_listed_and_given_back_and_no
         await asyncio.sleep(1.0)
         house.tell(one, RACK)
         await asyncio.sleep(1.0)
-        of = order(offer())
-        lease = Lease(id=of.id, offer=of.offer, devices=1, owner=of.owner, asked_s=0.0, sent_s=0.0, due_s=9.0)
-        house.world = replace(house.world, capacity=Capacity(leases={of.id: lease}))
+        of = house.lent("rack")
         house.seen.clear()
         house.tell(one)
         await asyncio.sleep(1.0)
@@ -152,9 +166,7 @@ def test_who_is_named_for_a_redfish_service_takes_over_what_another_name_had_the
         await asyncio.sleep(1.0)
         house.tell(one, ProviderSettings(name="pod", redfish=pod))
         await asyncio.sleep(1.0)
-        of = order(offer("pod"))
-        lease = Lease(id=of.id, offer=of.offer, devices=1, owner=of.owner, asked_s=0.0, sent_s=0.0, due_s=9.0)
-        house.world = replace(house.world, capacity=Capacity(leases={of.id: lease}))
+        house.lent("pod")
         house.tell(one, ProviderSettings(name="pod2", redfish=pod))
         await asyncio.sleep(1.0)
         assert [seen for seen in house.seen if isinstance(seen, ProvidersSeen)][-1].providers == ("pod2",)

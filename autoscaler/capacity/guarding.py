@@ -70,8 +70,8 @@ class Guarding(Upkeep):
         return False
 
     async def _write(self) -> float:
-        """One that fails keeps no other waiting."""
-        world, failed = self._world(), list[Exception]()
+        """One that is refused keeps no other waiting; a server that is away keeps all."""
+        world, refused = self._world(), list[AnswerError]()
         if not self._acts(world):
             return inf
         if self._bare is None:
@@ -80,14 +80,14 @@ class Guarding(Upkeep):
         for pod, on in sorted(_differ(world, bare), key=lambda one: not one.on):  # who is about to be taken is first
             try:
                 await self._say(pod, on)
-            except Exception as error:  # noqa: BLE001  whatever it is, it is tried again
-                failed.append(error)
+            except AnswerError as error:
+                refused.append(error)
             else:
                 (bare.discard if on else bare.add)(pod.uid)
         if world.synced:
             bare &= {one.pod.uid for one in world.replicas.values() if one.pod is not None}
-        if failed:
-            raise failed[0]
+        if refused:
+            raise refused[0]
         return 0.0 if any(_differ(self._world(), bare)) else inf  # what changed meanwhile looked as it was before
 
     async def _read(self) -> set[str]:

@@ -2,7 +2,9 @@
 
 Owns the loop of whoever keeps more there than Leases, or looks at what others keep. Promises: what fails is told in one
 line, once as long as it is the same and with nobody's address, and tried again, soon and then ever less often; news
-that come while something is done are not missed.
+that come while something is done are not missed. By Server all that is raised but AnswerError means that nobody knows
+what came of it; what a driver raises then its rooms know, and these may not (the wall between capacity and drivers), so
+whatever it is, it is told by its name and tried again. That catch is here once for all who keep something.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class Upkeep:
             self._news.clear()
             try:
                 wait_s = await self._keep()
-            except Exception as error:  # noqa: BLE001  a Server may raise anything that is no answer, and it is tried again
+            except Exception as error:  # noqa: BLE001  see the module: whose errors these are may not be known here
                 self._tell(error)
                 await asyncio.sleep(rest_s)
                 rest_s = min(rest_s * 2.0, REST_S[1])
