@@ -2,7 +2,7 @@
 
 Owns these types, what our ResourceSlices call what could be attached, and the reading of claims (resource.k8s.io/v1)
 that the scheduler gave some of it: their pod waits, not bound yet, for what is written into the claim (KEP-5007). What
-of it is ordered is `autoscaler.deficits`', what is published and written `autoscaler.pledged`'. Never raises.
+of it is ordered is `autoscaler.deficits`', what is published and written `autoscaler.pledges`'. Never raises.
 """
 
 from __future__ import annotations

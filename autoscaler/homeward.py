@@ -4,7 +4,7 @@ Owns who moves home first, while nobody lacks room (`autoscaler.rented` says who
 every move (`autoscaler.moves`): nobody moves unless for him and all others on that Lease room is free at home, nor who
 is about to go anyway, nor to a product that its Model likes less, nor where its Model wants its Replicas apart; and
 nobody in the first minutes of a leader, which may not know yet who took whose place. When the last has left, the ledger
-gives the Lease back (`autoscaler.deficits`). Pure.
+gives the Lease back (`autoscaler.returning`). Pure.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns both, for providers of which Settings say that agents take part (`redfish.agents`): of a Lease that is attached and
 that no Slice shows yet, the node is to take the Devices; of one that is given back, to let go of them. A Device is only
-detached once its agent says so. Decides nothing else: who is given back is `autoscaler.deficits`'.
+detached once its agent says so. Decides nothing else: who is given back is `autoscaler.returning`'.
 """
 
 from __future__ import annotations

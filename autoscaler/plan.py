@@ -5,7 +5,7 @@ they are tried; acknowledged drains stop, Replicas wanted again revive, what is 
 and what fits starts, in this order; a GPU that is in parts empties for who needs all of it (`autoscaler.emptying`);
 who is kept off its node drains where another has room, and where room is free only in pieces one Replica at a time
 moves (`autoscaler.defrag`); an idle node is cut anew for what fits no cut that there is (`autoscaler.cutting`); and
-capacity is ordered for whom there is no room, and given back (`autoscaler.deficits`). Folding
+capacity is ordered for whom there is no room, and given back (`autoscaler.deficits`, `autoscaler.returning`). Folding
 its Actions and planning again at the same time adds nothing of the same kind. One Replica at a time starts on a Device.
 `next_s` says when time alone changes the answer, so that the loop can sleep. It performs nothing.
 """

@@ -39,7 +39,7 @@ CALL_S_MAX: Final = 30.0
 LIST_S_MAX: Final = 30.0
 LIST_S: Final = (0.5, LIST_S_MAX)
 """From one list to the next: after an order the first, then twice as long each time, up to the last. So what comes
-after it was given up has a place, or goes, within a minute (`deficits.STRAY_S`).
+after it was given up has a place, or goes, within a minute (`returning.STRAY_S`).
 """
 OFFERS_S: Final = 60.0
 REST_S: Final = 0.01
