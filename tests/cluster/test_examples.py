@@ -290,14 +290,10 @@ async def cloud(release: Release, after_s: float = 0.2) -> AsyncIterator[FakePro
                 await stack.enter_async_context(kubelet.running())
             await asyncio.sleep(0.05)
 
-    async with contextlib.AsyncExitStack() as stack:
-        playing = asyncio.create_task(play(stack))
-        try:
-            yield played
-        finally:
-            playing.cancel()
-            await asyncio.wait([playing])
-    assert playing.cancelled(), playing.exception()
+    async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:  # who cannot play fails the test
+        playing = group.create_task(play(stack))
+        yield played
+        playing.cancel()
 
 
 ON_GKE = {"cloud.google.com/gke-gpu": "true"}
