@@ -245,15 +245,17 @@ async def test_fault_a_consolidation_during_a_stream_waits_for_it(
     there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}, "slots": 1}
     eager = {"consolidationPolicy": "WhenEmptyOrUnderutilized", "consolidateAfter": "0s"}
     async with Machines(api, namespace, tmp_path).pooled(limits={GPU: "9"}, disruption=eager) as machines:
-        words = command(*knobs, "--start-delay", "25")
+        gate = tmp_path / "starts"
+        words = ["sh", "-c", 'until [ -e "$0" ]; do sleep 0.1; done; exec "$@"', str(gate), *command(*knobs)]
         house.write(model("ada", command=words, idleSeconds=1, **there), **settings(namespace))
         async with house.running(), asyncio.timeout(WAIT_S_MAX * 6):
             calling = asyncio.create_task(house.call("ada"))
             while not (there_now := await machines.claims()) or not await blocked(
                 api, there_now[0]["metadata"]["name"]
             ):
-                assert not await ready(house), "it was to be looked at every ten seconds"
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # every ten seconds Karpenter looks, and says one reason in two minutes
+            assert not await ready(house)
+            gate.touch()
             (claim,) = await machines.claims()
             node = claim["status"]["nodeName"]
             while not await ready(house):
