@@ -22,6 +22,7 @@ from autoscaler.awaited import is_claims
 from autoscaler.contract import ModelName
 from autoscaler.delivery import NO_LEARNT, Expected, due_after_s, expected
 from autoscaler.groups import on_their_way
+from autoscaler.headroom import NONE, cheapest, headroom, owner
 from autoscaler.ladder import Chosen, Rung, climb, first, rung
 from autoscaler.leasenames import next_name
 from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId
@@ -105,6 +106,8 @@ class _Ledger:
         self.asked: set[Want] = set()
         """Who has something in a queue from this Plan on."""
         self._tried: dict[tuple[Want, OfferId, int], int | None] = {}
+        self.room = NONE
+        """What is kept free ahead of need."""
         self.asks = False
         """It is not known yet what providers have: nothing is ordered, and nobody is told that there is nothing."""
 
@@ -147,6 +150,7 @@ class _Ledger:
         self.asks = not self._may_order()
         if not self.asks:
             self._order()
+        self._keep_free()
         released = [*self._released()]
         gone = {one.order.id for one in released}
         orders = (one for one in self.orders if one.order.id not in gone)
@@ -223,9 +227,7 @@ class _Ledger:
         """Every Offer, with what can be had of it, or why nothing."""
         for provider in sorted(self.capacity.offers):
             for offer in sorted(self.capacity.offers[provider], key=lambda one: one.name):
-                if not heard(self.capacity, provider, self.now_s):
-                    yield offer, SILENT
-                elif want in self.queued and (offer.queued or self._expected(offer).p50_s == inf):
+                if want in self.queued and (offer.queued or self._expected(offer).p50_s == inf):
                     yield offer, "one of that kind waits in a queue for it"
                 else:
                     yield offer, self._left(offer)
@@ -241,6 +243,8 @@ class _Ledger:
 
     def _left(self, offer: Offer) -> Offer | str:
         """What of it can still be had, or why nothing: what was ordered since it was offered is not in it any more."""
+        if not heard(self.capacity, offer.provider, self.now_s):
+            return SILENT
         if (bar := barred(self.capacity, offer.id, self.now_s)) is not None:
             self.later(bar.until_s)
         return left(self.capacity, self._of.get(_whose(offer), ()), offer, self.now_s)
@@ -277,10 +281,27 @@ class _Ledger:
         self.orders.append(AcquireLease(order=made, reason=reason))
         return lease
 
-    def _released(self) -> Iterator[ReleaseLease]:
+    def _keep_free(self) -> None:
+        """A Lease is ordered of each provider of which more is to be free than is: the next Plan orders what still
+        lacks.
+        """
+        self.room = headroom(self.ground, self.leases.values(), self._wanted())
+        for provider, lacks in () if self.asks else self.room.lacking.items():
+            rests = map(self._left, self.capacity.offers.get(provider, ()))
+            offer = cheapest(self.world, [one for one in rests if not isinstance(one, str)])
+            if offer is not None:
+                many = min(max(lacks, offer.devices_min), offer.devices_max)
+                reason = f"{lacks} more of its devices are to be free"
+                made = self._make(owner(provider), offer, many, self._expected(offer), reason)
+                self.room = self.room._replace(kept=self.room.kept | {made.id})
+
+    def _wanted(self) -> frozenset[LeaseId]:
+        """What somebody waits for."""
         wanted = {*self.got.values(), *self.hedged.values(), *self.queued.values(), *self.pledged}
-        wanted |= {one.id for one in self.capacity.leases.values() if one.owner in self.later_wants}
-        return returned(self.ground, frozenset(wanted), self.later)
+        return frozenset(wanted | {one.id for one in self.capacity.leases.values() if one.owner in self.later_wants})
+
+    def _released(self) -> Iterator[ReleaseLease]:
+        return returned(self.ground, self._wanted(), self.room.kept, self.later)
 
     # --- words --------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ from autoscaler.podspec import check_labels, check_object_name
 
 Text = Annotated[str, Meta(min_length=1, max_length=253)]
 KINDS = ("cro", "redfish", "karpenter", "clusterAutoscaler", "provisioningRequest", "kueue")
+QUEUES = ("provisioningRequest", "kueue")
+"""Of those, where what is asked for is a Model's pod."""
 PUBLISH = "publish"
 """Beside those, where rights are told: one of `redfish` says that key."""
 PROVIDERS_MAX = 64
@@ -86,6 +88,8 @@ class ProviderSettings(Part, frozen=True):
     """It may be started beside another, where neither is sure to come in time: the later one is taken back."""
     keep_seconds: Seconds | Auto = "auto"
     """How long what stands idle is kept; `auto`: as long as that is worth more than it costs."""
+    headroom: Annotated[int, Meta(ge=0, le=1000)] = 0
+    """So many Devices like those that it brings are kept free ahead of need."""
     cro: Cro | None = None
     redfish: Redfish | None = None
     karpenter: Karpenter | None = None
@@ -134,6 +138,8 @@ def _check_kind(one: ProviderSettings, at: Path) -> None:
     if one.cluster_autoscaler is not None:
         check_labels(one.cluster_autoscaler.node_labels, (*at, "clusterAutoscaler", "nodeLabels"))
         check_object_name(one.cluster_autoscaler.priority_class, (*at, "clusterAutoscaler", "priorityClass"))
+    if one.headroom and (queue := next((kind for kind in one.kinds if kind in QUEUES), None)) is not None:
+        raise WrongKeyError((*at, "headroom"), f"expected 0: `{queue}` asks for one Model's room, and keeps none free")
     if one.provisioning_request is not None:
         _check_provisioning(one.provisioning_request, (*at, "provisioningRequest"))
     if one.kueue is not None:

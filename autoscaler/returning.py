@@ -34,17 +34,23 @@ RETRY_S = (10.0, 60.0)
 FORCED = "; it does not go, so it is detached by force"
 
 
-def returned(ground: Ground, wanted: Collection[LeaseId], later: Callable[[float], None]) -> Iterator[ReleaseLease]:
-    """In order of their ids. `wanted`: what somebody waits for; `later`: is told when time alone changes the answer."""
-    return _Returning(ground, wanted, later).all()
+def returned(
+    ground: Ground, wanted: Collection[LeaseId], kept: Collection[LeaseId], later: Callable[[float], None]
+) -> Iterator[ReleaseLease]:
+    """In order of their ids. `wanted`: what somebody waits for; `kept`: what is to be free; `later`: is told when time
+    alone changes the answer.
+    """
+    return _Returning(ground, wanted, kept, later).all()
 
 
 class _Returning:
     """One Plan's."""
 
-    def __init__(self, ground: Ground, wanted: Collection[LeaseId], later: Callable[[float], None]) -> None:
+    def __init__(
+        self, ground: Ground, wanted: Collection[LeaseId], kept: Collection[LeaseId], later: Callable[[float], None]
+    ) -> None:
         self.world, self.now_s, self.taken = ground.world, ground.now_s, ground.taken
-        self.capacity, self.wanted, self.later = ground.world.capacity, wanted, later
+        self.capacity, self.wanted, self.kept, self.later = ground.world.capacity, wanted, kept, later
 
     def all(self) -> Iterator[ReleaseLease]:
         """See returned."""
@@ -53,11 +59,11 @@ class _Returning:
             if lease.leaving:
                 why, uncommitted = self._again(lease), lease.uncommitted
             elif lease.here_s is not None and not (lease.failed and not lease.in_use):
-                sure = told or (is_claims(lease.owner) and not lease.used)
+                sure = (told or (is_claims(lease.owner) and not lease.used)) and lease.id not in self.kept
                 why, uncommitted = self._idle(lease) if sure else "", False
             else:
                 why, uncommitted = self._late(lease)
-                if not why and (told or is_claims(lease.owner)) and lease.id not in self.wanted:
+                if not why and (told or is_claims(lease.owner)) and lease.id not in {*self.wanted, *self.kept}:
                     why, uncommitted = self._unwanted(lease), True
             if why:
                 force = lease.leaving and self._forced(lease)  # at first it goes as any other does

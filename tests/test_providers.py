@@ -44,6 +44,11 @@ def test_what_is_right_is_read() -> None:
         ("{name: a, cro: {model: a}, hedge: 1}", "capacity[0].hedge: expected"),
         ("{name: a, cro: {model: a}, keepSeconds: -1}", "capacity[0].keepSeconds: expected"),
         ("{name: a, cro: {model: a}, keepSeconds: never}", "capacity[0].keepSeconds: expected"),
+        ("{name: a, cro: {model: a}, headroom: -1}", "capacity[0].headroom: expected"),
+        (
+            "{name: a, kueue: {localQueue: q}, headroom: 1}",
+            "capacity[0].headroom: expected 0: `kueue` asks for one Model's room, and keeps none free",
+        ),
         ("{name: a, karpenter: {nodePool: A_B}}", "capacity[0].karpenter.nodePool: expected the name of an object"),
         ("{name: a, clusterAutoscaler: {}}", "capacity[0].clusterAutoscaler.nodeLabels: missing"),
         ("{name: a, clusterAutoscaler: {nodeLabels: {'a b': c}}}", "capacity[0].clusterAutoscaler.nodeLabels.a b: "),

@@ -71,11 +71,11 @@ async def settled(api: Api, namespace: str) -> str | None:
         await asyncio.sleep(0.05)
 
 
-def settings(namespace: str) -> dict[str, object]:
+def settings(namespace: str, **fields: object) -> dict[str, object]:
     """A group that has the label `test`, and what its nodes have."""
     kind = {"selector": {"test": namespace}, "device": {"model": "T4", "memory": "16Gi"}}
     group = {"nodeLabels": {"test": namespace}, "nodesMax": 2, "priorityClass": namespace}
-    return {"nodes": [kind], "capacity": [{"name": "t4", "clusterAutoscaler": group, "expectedSeconds": 5}]}
+    return {"nodes": [kind], "capacity": [{"name": "t4", "clusterAutoscaler": group, "expectedSeconds": 5, **fields}]}
 
 
 async def test_a_call_that_waits_brings_a_node_by_a_placeholder_whose_room_its_replica_takes(
@@ -99,3 +99,23 @@ async def test_a_call_that_waits_brings_a_node_by_a_placeholder_whose_room_its_r
             assert replica["spec"]["nodeName"] == name
             kept = await settled(api, namespace)
             assert kept in {name, None}, "its keeper is there, or went with a placeholder that the Replica overtook"
+
+
+async def test_headroom_is_a_node_held_by_a_placeholder_before_anybody_calls_and_another_when_it_is_taken(
+    house: House, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    name = f"node-{namespace}"
+    node = Node(api, name, next_number(), {GPU: "1"}, {"test": namespace}, tmp_path, probe_period_s=0.05)
+    ahead = settings(namespace, headroom=1)
+    house.write(model("ada", pod={"nodeSelector": {"test": namespace}}, gpu={"memory": "5Gi"}), **ahead)
+    async with ranked(api, namespace), house.running(), asyncio.timeout(3 * WAIT_S_MAX):
+        place = await waiting(api, namespace)
+        assert place["metadata"]["annotations"]["pilotlight.dev/owner"] == "headroom@t4"
+        await tells(api, place, "TriggeredScaleUp", "pod triggered scale-up: [{t4 0->1 (max: 2)}]")
+        async with node.running():
+            while [one["spec"].get("nodeName") for one in await pods(api, namespace, PLACE)] != [name]:
+                await asyncio.sleep(0.05)
+            assert (await house.call("ada"))[0] == 200, "it needs no node of its own"
+            (replica,) = await pods(api, namespace, "pilotlight.dev/model=ada")
+            assert replica["spec"]["nodeName"] == name
+            assert (await waiting(api, namespace))["metadata"]["name"] != place["metadata"]["name"]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from autoscaler.actions import AcquireLease, Acted, Action, ReleaseLease
 from autoscaler.fold import Observation, fold
 from autoscaler.leases import LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
-from autoscaler.observations import SlicesSeen
+from autoscaler.observations import Reported, SlicesSeen
 from autoscaler.plan import plan
 from autoscaler.world import DeviceId, NodeId, Slice, SliceId, World
 from tests.kit.worlds import GI, T0, device, gateway, level, model, world
@@ -62,6 +62,20 @@ def acted(begin: World, now_s: float = T0, rounds: int = 4) -> tuple[World, list
         done += actions
         begin = told(begin, *(Acted(action=one) for one in actions), now_s=now_s)
     raise AssertionError(f"it does not end: {done}")
+
+
+def quiet(of: World, now_s: float) -> World:
+    """Nobody waits any more, and the gateway has just said so."""
+    report = gateway(seen_s=now_s).report
+    assert report is not None
+    return told(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
+
+
+def waits(of: World, now_s: float, waiting: int = 1) -> World:
+    """Calls wait, still or from now on."""
+    report = gateway(levels=[level("a", waiting, wait_s=60.0)]).report
+    assert report is not None
+    return told(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
 
 
 def orders(actions: Iterable[Action]) -> list[tuple[str, int]]:

@@ -1,0 +1,169 @@
+"""Devices that are kept free ahead of need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from autoscaler.actions import AcquireLease
+from autoscaler.fold_capacity import BARRED_S
+from autoscaler.headroom import owner
+from autoscaler.leases import Lease, LeaseRefused, LeasesSeen, Listed
+from autoscaler.observations import SlicesSeen
+from autoscaler.ordered import Cordon, Place
+from autoscaler.plan import plan
+from autoscaler.providers import Cro, ProviderSettings
+from autoscaler.world import Slice, World
+from tests.kit.offered import (
+    A,
+    acted,
+    arrived,
+    cloud,
+    offer,
+    offered,
+    orders,
+    quiet,
+    releases,
+    surge,
+    told,
+    waits,
+)
+from tests.kit.worlds import T0, device, gateway, world
+
+LONG_S = 100_000.0
+
+
+def kept(of: World, headroom: int, name: str = "rack", keep_s: float = 0.0) -> World:
+    """With Settings by which so many Devices of a provider are kept free, and what is idle goes at once."""
+    entry = ProviderSettings(name=name, cro=Cro(model="A100"), headroom=headroom, keep_seconds=keep_s)
+    return replace(of, settings=replace(of.settings, capacity=(entry,)))
+
+
+def leases(of: World) -> list[Lease]:
+    """In order of their ids."""
+    return [one for _, one in sorted(of.capacity.leases.items())]
+
+
+def calm(*slices: Slice, **fields: Any) -> World:
+    """Nobody calls."""
+    there = slices or (device("cpu", 1, "w1"),)
+    return world([A], there, gateways=[gateway()], leading_since_s=T0 - 500, **fields)
+
+
+def test_so_many_devices_are_ordered_though_nobody_calls_and_never_more() -> None:
+    begin = kept(offered(calm(), offer(devices_max=4)), 2)
+    after, done = acted(begin)
+    assert orders(done) == [("rack", 2)]
+    (lease,) = after.capacity.leases.values()
+    assert lease.owner == owner("rack")
+    assert not plan(after, T0 + 30.0).actions, "it is on its way, though nobody waits for it"
+    here = arrived(after, T0 + 40.0, devices=2)
+    for later_s in (41.0, 100.0, LONG_S):
+        assert not plan(quiet(here, T0 + later_s), T0 + later_s).actions, "it is not given back, though it is idle"
+
+
+def test_without_headroom_nothing_is_ordered_ahead() -> None:
+    assert not plan(kept(offered(calm(), offer()), 0), T0).actions
+
+
+def test_several_orders_make_it_where_one_is_too_small() -> None:
+    _, done = acted(kept(offered(calm(), cloud(many=8)), 3, "cloud"), rounds=5)
+    assert orders(done) == [("cloud", 1)] * 3
+
+
+def test_a_pool_that_has_less_gives_what_it_has() -> None:
+    _, done = acted(kept(offered(calm(), offer(devices_max=2)), 5))
+    assert orders(done) == [("rack", 2)]
+
+
+def test_of_several_offers_the_cheapest_is_taken_and_of_those_the_soonest() -> None:
+    dear, slow, soon = offer(name="w1", price_per_hour=3.0), offer(name="w2", node="w2"), offer(name="w3", node="w3")
+    slow = replace(slow, expected_s=300.0)
+    after, _ = acted(kept(offered(calm(), dear, slow, soon), 1))
+    assert [one.offer.name for one in after.capacity.leases.values()] == ["w3"]
+
+
+def test_a_free_device_of_ours_counts_and_one_that_is_closed_or_of_another_product_does_not() -> None:
+    free = device("gpu0", 16, "w1")
+    like = replace(free, product="A100")
+    assert not plan(kept(offered(calm(like), offer()), 1), T0).actions
+    for of in (free, replace(like, healthy=False), replace(like, closed="cut anew"), replace(like, theirs=1)):
+        assert orders(plan(kept(offered(calm(of), offer()), 1), T0).actions) == [("rack", 1)]
+    place = Place("node", "w1")
+    closed = {place: Cordon(place=place, node="w1", since_s=T0)}
+    assert orders(plan(kept(offered(calm(like, cordons=closed), offer()), 1), T0).actions) == [("rack", 1)]
+
+
+def test_others_on_a_node_that_counts_take_as_many_of_its_devices() -> None:
+    two = [replace(device(f"gpu{number}", 16, "w1"), product="A100", handle="nvidia.com/gpu") for number in range(2)]
+    for others, lacks in ((0, []), (1, [("rack", 1)]), (2, [("rack", 2)])):
+        begin = kept(offered(calm(*two, others={"w1 nvidia.com/gpu": others}), offer()), 2)
+        assert orders(plan(begin, T0).actions) == lacks
+
+
+def test_when_a_model_takes_it_the_next_is_ordered_at_once() -> None:
+    after, _ = acted(kept(offered(calm(), offer(devices_max=4)), 1))
+    here = arrived(after, T0 + 40.0)
+    _, done = acted(waits(here, T0 + 50.0), T0 + 50.0)
+    assert [type(one).__name__ for one in done] == ["StartReplica", "AcquireLease"]
+    assert orders(done) == [("rack", 1)]
+
+
+def test_what_is_over_the_headroom_goes_and_the_rest_stays() -> None:
+    after, _ = acted(kept(offered(calm(), offer(devices_max=1), offer(name="w2", node="w2", devices_max=1)), 2))
+    new = [replace(device(f"{lease.offer.node}-new", 16, lease.offer.node), product="A100") for lease in leases(after)]
+    here = told(
+        after,
+        SlicesSeen(slices=(*after.slices.values(), *new)),
+        LeasesSeen(
+            provider="rack",
+            began_s=T0 + 40.0,
+            leases=tuple(
+                Listed(
+                    name=lease.id.name, offer=lease.offer, devices=1, owner=lease.owner, phase="here", committed=True,
+                    node=lease.offer.node, device_ids=(f"{lease.offer.node}-new",),
+                ) for lease in leases(after)
+            ),
+        ),
+        now_s=T0 + 40.0,
+    )  # fmt: skip
+    assert [one.here_s for one in leases(here)] == [T0 + 40.0] * 2
+    assert not plan(quiet(here, T0 + 90.0), T0 + 90.0).actions
+    for headroom, goes in ((1, 1), (0, 2)):
+        assert len(releases(plan(kept(quiet(here, T0 + 90.0), headroom), T0 + 90.0).actions)) == goes
+
+
+def test_what_is_drained_by_force_does_not_stay_for_it() -> None:
+    after, _ = acted(kept(offered(calm(), offer()), 1))
+    here = quiet(arrived(after, T0 + 40.0), T0 + 50.0)
+    place = Place("node", "w1")
+    drained = replace(here, cordons={place: Cordon(place=place, node="w1", since_s=T0 + 45.0, drain=True, force=True)})
+    assert len(releases(plan(drained, T0 + 50.0).actions)) == 1
+
+
+def test_an_offer_that_was_refused_is_left_alone_for_a_while() -> None:
+    after, _ = acted(kept(offered(calm(), offer()), 1))
+    (id,) = after.capacity.leases
+    refused = told(after, LeaseRefused(id=id, reason="the quota is used up"), now_s=T0 + 1.0)
+    made = plan(refused, T0 + 2.0)
+    assert not made.actions
+    assert made.next_s is not None
+    assert made.next_s <= T0 + 1.0 + BARRED_S[0]
+    assert orders(plan(refused, T0 + 1.0 + BARRED_S[0]).actions) == [("rack", 1)]
+
+
+def test_calls_come_first_and_have_what_is_on_its_way_for_it() -> None:
+    after, _ = acted(kept(offered(calm(), offer(devices_max=1)), 1))
+    made = plan(waits(after, T0 + 1.0), T0 + 1.0)
+    assert not releases(made.actions)
+    assert made.unmet[0].lease in after.capacity.leases, "it waits for that one"
+    (first,) = plan(kept(surge(offer(devices_max=1)), 1), T0).actions
+    assert isinstance(first, AcquireLease)
+    assert first.order.owner == "a", "the only one is for who calls"
+
+
+def test_nothing_is_ordered_ahead_while_providers_are_asked_what_they_have() -> None:
+    begin = kept(offered(calm(), offer()), 1)
+    begin = replace(begin, leading_since_s=T0, capacity=replace(begin.capacity, listed_s={}))
+    assert not plan(begin, T0 + 1.0).actions
