@@ -92,7 +92,7 @@ async def test_case_3_of_a_node_that_nobody_needs_the_gpus_go_first_and_then_the
             await asyncio.sleep(0.1)
         (pod,) = (one for one in rack.diary if one.startswith("gone"))
         assert in_order(rack.diary, came, pod, gone, f"closed {node}", f"removed {node}")
-        assert not await rack.requests()
+        await rack.until_gone()
         await rack.answered("ada")
 
 
