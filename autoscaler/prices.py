@@ -1,26 +1,34 @@
 """What an hour of a Device costs, by the Settings' `prices`. Pure.
 
-Owns which entry is a Device's: the first that names its product, of the class that its node's labels tell, else of any
-class. What no entry names is owned: it costs nothing at the margin, whoever uses it. Amounts are of one currency.
+Owns how a node was bought, by its labels, and which entry is a Device's: the first that names its product, of that
+class, else of on-demand (a spot market that nobody gave a price for costs no less), else of any. What no entry names is
+owned: it costs nothing at the margin, whoever uses it. Amounts are of one currency.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from autoscaler.leases import Bought
 from autoscaler.settings import Price
 from autoscaler.world import Slice
 
-CLASS_LABELS = (
-    "karpenter.sh/capacity-type", "cloud.google.com/gke-spot", "eks.amazonaws.com/capacityType",
-    "kubernetes.azure.com/scalesetpriority",
-)  # fmt: skip
-"""Of nodes: how they were bought, as those who add them say it."""
-SAID = {"spot": "spot", "on-demand": "on-demand", "on_demand": "on-demand", "reserved": "reserved",
-        "true": "spot", "regular": "on-demand"}  # fmt: skip
-"""What these labels say, in small letters -> the class."""
+CLASSES: tuple[tuple[str, Mapping[str, Bought]], ...] = (
+    ("karpenter.sh/capacity-type", {"spot": "spot", "on-demand": "on-demand", "reserved": "reserved"}),
+    ("cloud.google.com/gke-flex-start", {"true": "flex"}),
+    ("cloud.google.com/gke-spot", {"true": "spot"}),
+    ("cloud.google.com/gke-preemptible", {"true": "spot"}),
+    ("eks.amazonaws.com/capacityType", {"on_demand": "on-demand", "spot": "spot", "capacity_block": "reserved"}),
+    ("kubernetes.azure.com/scalesetpriority", {"regular": "on-demand", "spot": "spot"}),
+)
+"""Labels of nodes, in small letters what they say -> the class, as those who add the nodes document them."""
+
+
+def bought(labels: Mapping[str, str]) -> Bought:
+    """How a node was bought that has these labels; on-demand where they do not say."""
+    return next((said[one] for label, said in CLASSES if (one := labels.get(label, "").lower()) in said), "on-demand")
 
 
 class Prices:
@@ -28,30 +36,25 @@ class Prices:
 
     def __init__(self, entries: Sequence[Price]) -> None:
         self.entries = tuple(entries)
-        self._known: dict[tuple[str, str], float] = {}
+        self._known: dict[tuple[str, Bought], float] = {}
 
     def of(self, slice_: Slice) -> float:
         """Per hour, of its whole Device; 0: it is owned."""
         if not self.entries:
             return 0.0
-        return self.at(slice_.product, _class(slice_))
+        return self.at(slice_.product, bought(slice_.labels))
 
-    def at(self, product: str, bought: str) -> float:
+    def at(self, product: str, bought: Bought) -> float:
         """Per hour, of a Device that is bought so; 0: nobody says."""
         key = product.lower(), bought
         if key not in self._known:
             self._known[key] = self._price(*key)
         return self._known[key]
 
-    def _price(self, product: str, bought: str) -> float:
+    def _price(self, product: str, bought: Bought) -> float:
         named = [entry for entry in self.entries if _names(entry.device.lower(), product)]
-        exact = [entry for entry in named if entry.bought == bought]
-        return next((entry.per_hour for entry in exact or named), 0.0)
-
-
-def _class(slice_: Slice) -> str:
-    said = (slice_.labels.get(label, "").lower() for label in CLASS_LABELS)
-    return next((SAID[one] for one in said if one in SAID), "on-demand")
+        of: dict[Bought, float] = {entry.bought: entry.per_hour for entry in reversed(named)}
+        return of.get(bought, of.get("on-demand", named[0].per_hour if named else 0.0))
 
 
 def _names(device: str, product: str) -> bool:

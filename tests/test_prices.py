@@ -23,7 +23,10 @@ LISTED = (
     Price(device="h100", per_hour=9.8),
     Price(device="H100", per_hour=3.9, bought="spot"),
     Price(device="*t4*", per_hour=0.53),
+    Price(device="A100-SXM4-80GB", per_hour=1.2, bought="fabric"),
     Price(device="A100-SXM4-80GB", per_hour=4.1),
+    Price(device="A100-SXM4-80GB", per_hour=1.9, bought="flex"),
+    Price(device="A100-SXM4-80GB", per_hour=2.4, bought="reserved"),
 )
 
 
@@ -37,6 +40,9 @@ LISTED = (
         (H100, {"karpenter.sh/capacity-type": "something new"}, 9.8),
         (T4 + "-SHARED", {"karpenter.sh/capacity-type": "spot"}, 0.53),
         ("A100-SXM4-80GB", {}, 4.1),
+        ("A100-SXM4-80GB", {"kubernetes.azure.com/scalesetpriority": "spot"}, 4.1),
+        ("A100-SXM4-80GB", {"cloud.google.com/gke-flex-start": "true"}, 1.9),
+        ("A100-SXM4-80GB", {"eks.amazonaws.com/capacityType": "CAPACITY_BLOCK"}, 2.4),
         ("NVIDIA-A100-SXM4-80GB", {}, 4.1),
         ("NVIDIA-A100-SXM4-40GB", {}, 0.0),
         ("NVIDIA-H1000", {}, 0.0),

@@ -8,7 +8,7 @@ give a Lease back is to delete its pods; the node goes when Cluster Autoscaler f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -19,15 +19,13 @@ from autoscaler.capacity.nodeclaims import PROVIDER
 from autoscaler.capacity.nodes import NODES, PODS, of_us, uses
 from autoscaler.capacity.placeholders import KEEPS
 from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server, refuse
-from autoscaler.leases import AcquireOrder, Bought, Listed, Offer, ReleaseOrder
+from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.podspec import PLACE
-from autoscaler.prices import CLASS_LABELS, SAID
+from autoscaler.prices import bought
 from autoscaler.providers import ClusterAutoscaler
 from autoscaler.settings import kind_of
 from autoscaler.tenant import unix_seconds
 from autoscaler.world import World
-
-BOUGHT: Mapping[str, Bought] = {"spot": "spot", "on-demand": "on-demand", "reserved": "reserved"}
 
 
 class NodeGroup:
@@ -51,9 +49,7 @@ class NodeGroup:
         many, labels = self._group.nodes_max - len(there), self._group.node_labels
         if many <= 0:
             return ()
-        said = (labels.get(label, "").lower() for label in CLASS_LABELS)
-        bought = BOUGHT[next((SAID[one] for one in said if one in SAID), "on-demand")]
-        return (offer(self._name, "node", of, labels, Terms(bought, many, self._expected_s), settings),)
+        return (offer(self._name, "node", of, labels, Terms(bought(labels), many, self._expected_s), settings),)
 
     def _shape(self) -> Shape | None:
         labels = self._group.node_labels
