@@ -198,8 +198,8 @@ def _listed(draft: Draft, seen: LeasesSeen) -> None:
             after = _compared(lease, shown.get(id), seen.began_s)
             if after is not None:
                 leases[id] = after
-            elif not (lease.committed or lease.leaving):
-                lost.append(lease)  # it was never made; what was may be taken away by anybody
+            elif lease.here_s is None and not lease.leaving and _given_up(lease):
+                lost.append(lease)
     for id, listed in shown.items():
         if id not in capacity.leases:
             takes = expected(listed.offer, _learnt(draft, listed.offer))
@@ -209,6 +209,13 @@ def _listed(draft: Draft, seen: LeasesSeen) -> None:
     for lease in lost:
         _bar(draft, lease.offer.id, "what was ordered of it was gone before it came")
         _learn(draft, lease.offer.kind, undelivered(_learnt(draft, lease.offer)))
+
+
+def _given_up(lease: Lease) -> bool:
+    """Whether its provider has taken away what had not come: it was never made, or (Karpenter, whose node has not
+    joined in 15 minutes) is deleted. What was made and is not there any more may have been taken away by anybody.
+    """
+    return not lease.committed or (lease.listed is not None and lease.listed.phase == "leaving")
 
 
 def _compared(lease: Lease, listed: Listed | None, began_s: float) -> Lease | None:

@@ -131,6 +131,17 @@ def test_what_two_lists_do_not_show_is_lost_and_one_says_nothing() -> None:
     assert not none(once, T0 + 50).capacity.leases
 
 
+def test_what_its_provider_gives_up_though_it_was_paid_for_has_not_come_and_is_not_ordered_again_at_once() -> None:
+    at = shown(ordered(), T0 + 20, committed=True)
+    at = shown(at, T0 + 900, committed=True, phase="leaving")
+    gone = none(none(at, T0 + 910), T0 + 920)
+    assert not gone.capacity.leases
+    assert gone.capacity.learnt[KIND].failed == 1
+    assert not orders(plan(gone, T0 + 920).actions)
+    (barred,) = gone.capacity.barred.values()
+    assert (barred.until_s, barred.why) == (T0 + 980, "what was ordered of it was gone before it came")
+
+
 def test_a_list_that_is_older_than_one_that_is_known_says_nothing() -> None:
     seen = shown(ordered(), T0 + 20)
     assert told(seen, LeasesSeen(provider="rack", leases=(), began_s=T0 + 10), now_s=T0 + 21) == seen
