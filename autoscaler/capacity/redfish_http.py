@@ -35,6 +35,8 @@ TASK_S_MAX = 600.0
 SESSIONS = f"{ROOT}SessionService/Sessions"
 _WORD = re.compile(r"[A-Za-z0-9]{1,64}")
 _UNAUTHORIZED, _ACCEPTED, _FORGOTTEN = 401, 202, frozenset({404, 410})
+_NOT_OF_IT = frozenset({_UNAUTHORIZED, 403, 429})
+"""What an operation's monitor answers of who asks, and not of the operation."""
 Sleep = Callable[[float], Awaitable[None]]
 Tls = Callable[[], Awaitable[ssl.SSLContext | None]]
 """Asked anew when a certificate did not hold, since authorities change, too; None: as the system has it."""
@@ -118,7 +120,9 @@ class Service:
             except StatusError as error:
                 if error.status in _FORGOTTEN:
                     return  # what there is now tells
-                raise NoAnswerError(str(error)) from None
+                if error.status in _NOT_OF_IT:
+                    raise NoAnswerError(str(error)) from None
+                raise  # a monitor answers as the operation does (DSP0266, asynchronous operations)
             after_s = told.after_s
             if told.status != _ACCEPTED and _over(told.body):
                 return

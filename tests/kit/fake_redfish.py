@@ -98,6 +98,9 @@ class FakeFabric:
     elsewhere: str = ""
     """The system that gets what another asked for."""
     task_fails: bool = False
+    """An operation that goes on comes to nothing in the end."""
+    task_status: int = 0
+    """What its monitor then answers, as the operation itself would; 0: a task that says so."""
 
     def __post_init__(self) -> None:
         own = {f"Own-{one}": Block(None, system=one) for one in self.systems}
@@ -245,6 +248,8 @@ class FakeFabric:
     def _task(self, going: Going) -> web.StreamResponse:
         if not going.over.is_set():
             return web.json_response({"TaskState": "Running"}, status=202)
+        if not going.well and self.task_status:
+            return _no(self.task_status, "InternalError")
         state = "Completed" if going.well else "Exception"
         return _doc({"TaskState": state, "TaskStatus": "OK" if going.well else "Critical"})
 
