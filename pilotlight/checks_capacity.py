@@ -23,7 +23,7 @@ from autoscaler.capacity.redfish_cluster import SECRETS, Access, AccessError, Ke
 from autoscaler.capacity.redfish_documents import DocumentError
 from autoscaler.capacity.redfish_http import NoAnswerError, Service, StatusError
 from autoscaler.capacity.redfish_reading import Reading
-from autoscaler.capacity.server import AnswerError, Object, Server
+from autoscaler.capacity.server import AnswerError, Object, Server, served
 from autoscaler.groups import said_of
 from autoscaler.providers import ProviderSettings, Redfish
 from autoscaler.settings import Settings
@@ -53,7 +53,7 @@ class Api(NamedTuple):
 APIS: Mapping[str, Api] = {
     "karpenter": Api("Karpenter", "karpenter.sh", VERSIONS, ("nodepools", "nodeclaims")),
     "provisioningRequest": Api("ProvisioningRequest", "autoscaling.x-k8s.io", ("v1",), ("provisioningrequests",)),
-    "kueue": Api("Kueue", "kueue.x-k8s.io", (places.API.rpartition("/")[2],), ("localqueues", "workloads")),
+    "kueue": Api("Kueue", places.API, places.VERSIONS, ("localqueues", "workloads")),
     "cro": Api(
         "composable resources (CRO)", "cro.hpsys.ibm.ie.com", ("v1alpha1",),
         ("composabilityrequests", "composableresources"),
@@ -180,8 +180,8 @@ async def _provisioning(at: _At) -> Finding:
 async def _kueue(at: _At) -> Finding:
     queue = "" if at.entry.kueue is None else at.entry.kueue.local_queue
     where = at.place.engines
-    path = f"/apis/{places.API}/namespaces/{where}/localqueues/{queue}"
-    found = await at.place.server.find(path)
+    version = served(await at.place.server.find(f"/apis/{places.API}"), places.VERSIONS)
+    found = await at.place.server.find(f"/apis/{places.API}/{version}/namespaces/{where}/localqueues/{queue}")
     if found is None:
         fix = "make it there, or name another in `capacity[].kueue.localQueue`: kubectl get localqueues -n " + where
         return at.wrong(f"there is no LocalQueue {queue} in namespace {where}", fix)

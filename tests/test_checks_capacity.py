@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from autoscaler.capacity import places
 from autoscaler.capacity.server import AnswerError, Object
 from autoscaler.documents import load
 from autoscaler.settings import Settings
@@ -18,6 +17,7 @@ from pilotlight.checks import Finding
 from pilotlight.checks_capacity import APIS, Place, judge
 from tests.kit import certificates
 from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric
+from tests.kit.fakekueue import NEWEST
 from tests.kit.objects import PlayedServer
 from tests.kit.played_karpenter import node_pool
 
@@ -113,7 +113,7 @@ def test_a_node_pool_that_could_add_nodes_is_fine() -> None:
 
 
 def test_a_local_queue_is_there_and_takes_somebody() -> None:
-    played, path = cluster("kueue"), f"/apis/{places.API}/namespaces/engines/localqueues/gpus"
+    played, path = cluster("kueue"), f"/apis/{NEWEST}/namespaces/engines/localqueues/gpus"
     missing = found(played, settings(QUEUE))
     assert (missing.grade, missing.says) == ("blocker", "there is no LocalQueue gpus in namespace engines")
     played.objects[path] = {"metadata": {"name": "gpus"}, "spec": {"stopPolicy": "Hold"}}

@@ -19,20 +19,20 @@ from autoscaler.podspec import GPU
 from autoscaler.providers import Kueue, ProviderSettings
 from autoscaler.world import World
 from tests.contracts.provider import ProviderContract, order, release
-from tests.kit.fakekueue import FakeKueue
+from tests.kit.fakekueue import NEWEST, FakeKueue
 from tests.kit.objects import PlayedServer
 from tests.kit.queued import NAMESPACE, PODS, UNIX_S, pod_of, settings
 from tests.sim.virtual import run
 
-QUEUES = f"/apis/{places.API}/namespaces/{NAMESPACE}/localqueues"
-WORKLOADS = f"/apis/{places.API}/namespaces/{NAMESPACE}/workloads"
+QUEUES = f"/apis/{NEWEST}/namespaces/{NAMESPACE}/localqueues"
+WORKLOADS = f"/apis/{NEWEST}/namespaces/{NAMESPACE}/workloads"
 
 
 class KueueRig:
     """In virtual time; the played Kueue looks every second."""
 
-    def __init__(self, gpus: int = 2) -> None:
-        self.gpus = gpus
+    def __init__(self, gpus: int = 2, version: str = places.VERSIONS[0]) -> None:
+        self.gpus, self.version = gpus, version
         self.server: PlayedServer
         self.kueue: FakeKueue
 
@@ -42,8 +42,10 @@ class KueueRig:
         async def whole() -> None:
             clock = asyncio.get_running_loop().time
             self.server = PlayedServer(lambda: UNIX_S + clock())
-            self.server.put(f"{QUEUES}/serving", {"spec": {"clusterQueue": "gpus"}})
-            self.kueue = FakeKueue(self.server, NAMESPACE, clock, {"w1": self.gpus})
+            self.server.put(f"/apis/{places.API}", {"versions": [{"version": self.version}]})
+            queues = QUEUES.replace(places.VERSIONS[0], self.version)
+            self.server.put(f"{queues}/serving", {"spec": {"clusterQueue": "gpus"}})
+            self.kueue = FakeKueue(self.server, NAMESPACE, clock, {"w1": self.gpus}, version=self.version)
             await scenario
 
         run(whole())
@@ -131,6 +133,22 @@ def test_a_place_is_kept_by_a_gated_pod_group_of_one_in_the_queue() -> None:
         assert spec["nodeSelector"] == {"pool": "l4"}
         assert spec["containers"][0]["resources"] == {"requests": {"cpu": "4"}, "limits": {GPU: "1"}}
         assert spec["containers"][0]["command"] == ["sleep", "infinity"]
+
+    rig.run(what())
+
+
+def test_an_older_kueue_is_asked_in_its_own_version_and_none_is_told_as_that() -> None:
+    rig = KueueRig(version="v1beta1")
+
+    async def what() -> None:
+        provider, _ = await ordered(rig, devices=3)
+        rig.kueue.most = 2
+        await rig.go_on()
+        assert (await only(provider)).says.startswith("no quota can ever hold it"), "its Workload is read"
+        await provider.release(release(order((await provider.offers())[0], 0)))
+        del rig.server.objects[f"/apis/{places.API}"]
+        with pytest.raises(RefusedError, match="Kueue is not installed"):
+            await provider.offers()
 
     rig.run(what())
 

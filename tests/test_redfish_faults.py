@@ -85,31 +85,6 @@ def test_who_rejects_an_attach_has_failed_at_once_with_its_word_for_it() -> None
     play(act)
 
 
-@pytest.mark.parametrize(
-    ("status", "within_s", "says"),
-    [
-        (0, 3 * NOTHING_S, "the fabric answers 409 (its task failed)"),
-        (400, 2.0, "the fabric answers 400 (InternalError)"),
-    ],
-)
-def test_what_fails_after_it_was_accepted_has_failed(status: int, within_s: float, says: str) -> None:
-    """A monitor answers with a task, or as the operation itself would: then it has failed at once."""
-
-    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
-        rig.fabric.takes_s, rig.fabric.task_fails, rig.fabric.task_status = 0.02, True, status
-        made = await ordered(provider)
-        (failed,) = await until(provider, phase("failed"))
-        assert failed.says == says
-        assert rig.now_s < within_s
-        rig.fabric.task_fails = False
-        await provider.release(release(made))
-        await until(provider, nothing)
-        assert not rig.fabric.attached("1")
-        assert len(await provider.offers()) == 4
-
-    play(act)
-
-
 def test_of_several_orders_only_the_one_that_is_rejected_fails() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.hold = True

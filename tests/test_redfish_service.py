@@ -6,12 +6,13 @@ import pytest
 
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_redfish import RedfishFabric
+from autoscaler.capacity.redfish_bay import NOTHING_S
 from autoscaler.capacity.redfish_http import NoAnswerError
-from tests.contracts.provider import order
+from tests.contracts.provider import order, release
 from tests.kit.fake_redfish import A100, PASSWORD, SYSTEMS, TOKEN, FakeFabric
 from tests.kit.offered import offer
 from tests.kit.redfish_rig import FabricRig
-from tests.test_redfish_faults import ordered, phase, play, until
+from tests.test_redfish_faults import nothing, ordered, phase, play, until
 
 
 def test_who_does_not_lead_changes_nothing() -> None:
@@ -104,3 +105,28 @@ def test_a_service_that_keeps_no_names_is_offered_nothing_of_without_notes() -> 
         assert not rig.fabric.patches(SYSTEMS)
 
     play(act, FakeFabric(keeps=False))
+
+
+@pytest.mark.parametrize(
+    ("status", "within_s", "says"),
+    [
+        (0, 3 * NOTHING_S, "the fabric answers 409 (its task failed)"),
+        (400, 2.0, "the fabric answers 400 (InternalError)"),
+    ],
+)
+def test_what_fails_after_it_was_accepted_has_failed(status: int, within_s: float, says: str) -> None:
+    """A monitor answers with a task, or as the operation itself would: then it has failed at once."""
+
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.takes_s, rig.fabric.task_fails, rig.fabric.task_status = 0.02, True, status
+        made = await ordered(provider)
+        (failed,) = await until(provider, phase("failed"))
+        assert failed.says == says
+        assert rig.now_s < within_s
+        rig.fabric.task_fails = False
+        await provider.release(release(made))
+        await until(provider, nothing)
+        assert not rig.fabric.attached("1")
+        assert len(await provider.offers()) == 4
+
+    play(act)

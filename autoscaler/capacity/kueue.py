@@ -17,7 +17,7 @@ from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.bookings import LEASE, label_of
 from autoscaler.capacity.places import Place
 from autoscaler.capacity.provisioning import WAIT_MAX, Template
-from autoscaler.capacity.server import CONFLICT, AnswerError, Server, refuse
+from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server, refuse, served
 from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.providers import ProviderSettings
 from autoscaler.world import World
@@ -37,7 +37,7 @@ class KueuePlaces:
         self._named, self._queue = named, named.kueue.local_queue
         self._server, self._world, self._pod = server, world, pod
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
-        self._root = f"/apis/{places.API}/namespaces/{namespace}"
+        self._namespace = namespace
 
     async def offers(self) -> tuple[Offer, ...]:
         """See Provider."""
@@ -97,7 +97,7 @@ class KueuePlaces:
         found: dict[str, Listed] = {}
         for one in there:
             if one.kept and one.name not in taken:
-                workload = await self._server.find(f"{self._root}/workloads/{one.name}")
+                workload = await self._find("workloads", one.name)
                 found[one.name] = places.listed(one, workload, self._queue)
             elif not one.kept:
                 found.setdefault(one.name, places.listed(one, None, self._queue))
@@ -109,4 +109,15 @@ class KueuePlaces:
         return [one for one in there if one is not None and (one.provider == self._named.name or one.wrong)]
 
     async def _closed(self) -> str:
-        return places.accepts(await self._server.find(f"{self._root}/localqueues/{self._queue}"))
+        """Why nothing more is taken; empty: it is."""
+        if not await self._version():
+            return "Kueue is not installed: its API kueue.x-k8s.io is not there"
+        return places.accepts(await self._find("localqueues", self._queue))
+
+    async def _find(self, plural: str, name: str) -> Object | None:
+        path = f"/apis/{places.API}/{await self._version()}/namespaces/{self._namespace}"
+        return await self._server.find(f"{path}/{plural}/{name}")
+
+    async def _version(self) -> str:
+        """Of Kueue's API here."""
+        return served(await self._server.find(f"/apis/{places.API}"), places.VERSIONS)

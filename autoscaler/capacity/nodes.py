@@ -19,7 +19,7 @@ from autoscaler.capacity import nodeclaims, nodepools
 from autoscaler.capacity.addednodes import EXPECTED_S, Terms, offer
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.nodepools import GROUP, POOL_LABEL, VERSIONS, Pool
-from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server, refuse
+from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server, refuse, served
 from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.podspec import DO_NOT_DISRUPT, MANAGED_BY, OURS, SAFE_TO_EVICT
 from autoscaler.world import World
@@ -178,10 +178,8 @@ class KarpenterNodes:
 
     async def _version(self) -> str:
         """Of Karpenter's API here."""
-        group = await self._server.find(f"/apis/{GROUP}")
-        served = {one["version"] for one in (group or {}).get("versions") or ()}
-        version = next((one for one in VERSIONS if one in served), None)
-        if version is None:
+        version = served(await self._server.find(f"/apis/{GROUP}"), VERSIONS)
+        if not version:
             raise RefusedError("Karpenter is not installed: its API karpenter.sh is not there")
         return version
 

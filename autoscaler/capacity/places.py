@@ -1,4 +1,4 @@
-"""Places in a queue of Kueue: the pod that keeps one, and what its Workload says of it (kueue.x-k8s.io/v1beta2). Pure.
+"""Places in a queue of Kueue (kueue.x-k8s.io): the pod that keeps one, and what its Workload says of it. Pure.
 
 Owns the names of our labels and annotations there, and the meaning of conditions and admission checks. A place is a pod
 group of one, so that its Workload has its name. Promises: all that a new leader needs stands in the pod; what waits for
@@ -30,7 +30,9 @@ from autoscaler.contract import ModelName
 from autoscaler.leases import NO_MARKS, AcquireOrder, Listed, Marks, Offer
 from autoscaler.podspec import GPU, MANAGED_BY, OURS, PLACE, QUEUE
 
-API: Final = "kueue.x-k8s.io/v1beta2"
+API: Final = "kueue.x-k8s.io"
+VERSIONS: Final = ("v1beta2", "v1beta1")
+"""The first that the server has is read; what is read is the same in both. Kueue before 0.15 has the second only."""
 GROUP, COUNT = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
 GATE: Final = "kueue.x-k8s.io/admission"
 """Kueue's webhook puts it on pods, too; ours have it already, so that none runs past a Kueue that is away."""

@@ -6,7 +6,7 @@ writes end with our leadership. What is raised but AnswerError means that nobody
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NoReturn, Protocol
 
 from autoscaler.capacity.base import RefusedError
@@ -58,6 +58,12 @@ class Server(Protocol):
 
     def delete(self, path: str, *, version: str | None = None) -> Awaitable[None]:
         """Has it deleted, if it is still of that version. What is not there is success."""
+
+
+def served(group: Object | None, versions: Sequence[str]) -> str:
+    """The first of these versions that an API group (`/apis/NAME`) has; empty: it has none of them, or is not there."""
+    there = {one["version"] for one in (group or {}).get("versions") or ()}
+    return next((one for one in versions if one in there), "")
 
 
 def refuse(error: AnswerError) -> NoReturn:

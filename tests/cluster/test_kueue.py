@@ -34,7 +34,7 @@ from tests.cluster.conftest import make_namespace
 from tests.cluster.test_kubeai import ANYTHING
 from tests.cluster.test_provisioning import NODES, Lost
 from tests.contracts.provider import OWNER, ProviderContract
-from tests.kit.fakekueue import FakeKueue
+from tests.kit.fakekueue import NEWEST, FakeKueue
 from tests.kit.observed import WAIT_S_MAX
 from tests.kit.worlds import model
 
@@ -88,9 +88,9 @@ class KueueRig:
         assert playing.cancelled(), playing.exception()
 
     async def _furnish(self) -> None:
-        queue = {"apiVersion": places.API, "kind": "LocalQueue", "metadata": {"name": "serving"},
+        queue = {"apiVersion": NEWEST, "kind": "LocalQueue", "metadata": {"name": "serving"},
                  "spec": {"clusterQueue": "gpus"}}  # fmt: skip
-        path = f"/apis/{places.API}/namespaces/{self._name}/localqueues"
+        path = f"/apis/{NEWEST}/namespaces/{self._name}/localqueues"
         await self._api.create(path, queue)
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self._name, "labels": {"test": self._name}}}
         await self._api.create(NODES, node)
@@ -152,7 +152,7 @@ class KueueRig:
 
     def leave_little(self) -> None:
         """See Rig."""
-        path = f"/apis/{places.API}/namespaces/{self._name}/localqueues/serving"
+        path = f"/apis/{NEWEST}/namespaces/{self._name}/localqueues/serving"
         self._lost.todo = self._api.patch(path, {"spec": {"stopPolicy": "Hold"}}, MERGE)
 
     def go_away(self) -> None:

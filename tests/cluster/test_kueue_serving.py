@@ -26,7 +26,7 @@ from tests.cluster.kubelet.container import Container
 from tests.cluster.kubelet.node import Node
 from tests.cluster.test_kueue import WORKLOADS
 from tests.kit.fake_process import command
-from tests.kit.fakekueue import KIND, PREEMPTED, FakeKueue
+from tests.kit.fakekueue import KIND, NEWEST, PREEMPTED, FakeKueue
 from tests.kit.observed import WAIT_S_MAX
 
 TOKENS = 100
@@ -39,7 +39,7 @@ class Queue:
     def __init__(self, api: Api, house: House, namespace: str, logs: Path) -> None:
         self.api, self.house, self.namespace = api, house, namespace
         self.pods = f"/api/v1/namespaces/{namespace}/pods"
-        self.workloads = f"/apis/{places.API}/namespaces/{namespace}/workloads"
+        self.workloads = f"/apis/{NEWEST}/namespaces/{namespace}/workloads"
         self.node = Node(
             api, f"node-{namespace}", next_number(), {GPU: "1"}, {"test": namespace}, logs, probe_period_s=0.05
         )
@@ -54,9 +54,9 @@ class Queue:
         """Kueue and the house; no node yet."""
         await definitions.install_foreign(self.api, "kueue")
         await self.api.apply(definitions.definition("workloads", "kueue.x-k8s.io"), WORKLOADS, "test")
-        queue = {"apiVersion": places.API, "kind": "LocalQueue", "metadata": {"name": "serving"},
+        queue = {"apiVersion": NEWEST, "kind": "LocalQueue", "metadata": {"name": "serving"},
                  "spec": {"clusterQueue": "gpus"}}  # fmt: skip
-        await self.api.create(f"/apis/{places.API}/namespaces/{self.namespace}/localqueues", queue)
+        await self.api.create(f"/apis/{NEWEST}/namespaces/{self.namespace}/localqueues", queue)
         playing = asyncio.create_task(self._play())
         try:
             async with self.house.running():

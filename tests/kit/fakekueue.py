@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoscaler.capacity.places import API, GATE, GROUP
+from autoscaler.capacity.places import API, GATE, GROUP, VERSIONS
 from autoscaler.capacity.server import Object, Server
 from autoscaler.podspec import GPU, QUEUE
 from tests.kit.objects import stamp
 
+NEWEST = f"{API}/{VERSIONS[0]}"
+"""Of the versions of its API the one that is played."""
 KIND = "WorkloadEvictedDueToPreempted"
 PREEMPTED = "Preempted to accommodate a workload of another queue"
 
@@ -36,6 +38,8 @@ class FakeKueue:
     """Of the check, while it is pending."""
     rejects: bool = False
     schedules: bool = True
+    version: str = VERSIONS[0]
+    """Of its API; NEWEST, but for one test."""
     preempted: set[str] = field(default_factory=set)
     """Workloads that others are to have the quota of."""
     began: dict[str, float] = field(default_factory=dict)
@@ -48,7 +52,7 @@ class FakeKueue:
     @property
     def workloads(self) -> str:
         """Path of the Workloads."""
-        return f"/apis/{API}/namespaces/{self.namespace}/workloads"
+        return f"/apis/{API}/{self.version}/namespaces/{self.namespace}/workloads"
 
     async def step(self) -> None:
         """What is due now."""
@@ -72,7 +76,8 @@ class FakeKueue:
                 "podSets": [{"name": "main", "count": 1, "template": template}]}  # fmt: skip
         metadata = {"name": name, "labels": {"kueue.x-k8s.io/managed": "true"}}
         await self.server.create(
-            self.workloads, {"apiVersion": API, "kind": "Workload", "metadata": metadata, "spec": spec}
+            self.workloads,
+            {"apiVersion": f"{API}/{self.version}", "kind": "Workload", "metadata": metadata, "spec": spec},
         )
 
     async def _admit(self, name: str, pod: Object, pods: list[Object]) -> None:
