@@ -267,7 +267,8 @@ class _Ledger:
         self, owner: ModelName, offer: Offer, devices: int, takes: Expected, reason: str, *, hedge: bool = False
     ) -> Lease:
         """It is ordered."""
-        name, due_s = next_name(owner, {id.name for id in self.leases}), self.now_s + due_after_s(offer, takes)
+        name = next_name(offer.provider, owner, {id.name for id in self.leases})
+        due_s = self.now_s + due_after_s(offer, takes)
         made = AcquireOrder(
             id=LeaseId(offer.provider, name), offer=offer, devices=devices, owner=owner, epoch=self.world.epoch,
             due_s=due_s, hedge=hedge,

@@ -217,7 +217,7 @@ async def _redfish(at: _At) -> Finding:
     service = Service(told.url, access.login, access.tls, may_write=lambda: False)
     secret = f"Secret {told.secret_ref or '(none is named)'} of namespace {at.place.home}"
     try:
-        return await _composes(at, Reading(service, told.systems), told, secret)
+        return await _composes(at, Reading(service, told.systems, at.entry.name), told, secret)
     except AccessError as error:
         keys = "username, password and, of a private authority, ca.crt"
         return at.wrong(str(error), f"put these keys into {secret}: {keys}")

@@ -124,7 +124,7 @@ def redfish(entry: ProviderSettings, around: Around) -> Provider:
         lambda node: seen_on(world(), node), lambda ids: any(one.device in ids for one in world().slices.values()),
     )  # fmt: skip
     return RedfishFabric(
-        Reading(service, told.systems, ConfigMapNotes(server, around.home, entry.name)),
+        Reading(service, told.systems, entry.name, ConfigMapNotes(server, around.home, entry.name)),
         Alongside(busy, time.monotonic, asyncio.sleep),
         terms,
         OpenSites(server, lambda: world().settings, lambda: most(world())),

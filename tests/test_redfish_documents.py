@@ -129,7 +129,7 @@ def test_no_serial_number_stands_for_a_uuid_that_an_agent_would_never_see(model:
 
 def test_a_mark_is_read_as_it_was_written() -> None:
     for gone in (False, True):
-        one = Mark("pilotlight-a-0123456789", ModelName("team/llama-8b:q4"), 7, 2, "worker-1", 4, gone)
+        one = Mark("pilotlight-a-0123456789", ModelName("team/llama-8b:q4"), 7, 2, "worker-1", "rack", 4, gone)
         assert documents.mark(one.text()) == one
 
 
@@ -140,11 +140,12 @@ def test_a_mark_is_read_as_it_was_written() -> None:
         "",
         "somebody",
         "pilotlight",
-        "pilotlight name=a node=w devices=x epoch=1 owner=b",
-        "pilotlight name= node=w devices=1 epoch=1",
-        "pilotlight name=a node=w devices=" + "9" * 99 + " epoch=1",
+        "pilotlight name=a node=w by=rack before=0 devices=x epoch=1 owner=b",
+        "pilotlight name= node=w by=rack before=0 devices=1 epoch=1",
+        "pilotlight name=a node=w before=0 devices=1 epoch=1",
+        "pilotlight name=a node=w by=rack before=0 devices=" + "9" * 99 + " epoch=1",
         "pilotlight-gone name=a" + " x" * 600,
-        "pilotlight name=a devices=1 epoch=1",
+        "pilotlight name=a by=rack before=0 devices=1 epoch=1",
     ],
 )
 def test_what_is_no_mark_of_ours_is_somebody_elses(text: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_redfish import RedfishFabric
@@ -128,5 +129,32 @@ def test_what_fails_after_it_was_accepted_has_failed(status: int, within_s: floa
         await until(provider, nothing)
         assert not rig.fabric.attached("1")
         assert len(await provider.offers()) == 4
+
+    play(act)
+
+
+def test_two_clusters_that_share_a_fabric_and_name_it_apart_leave_each_others_gpus_alone() -> None:
+    """Each has one of its systems. The same Model is called in both."""
+
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        both = rig.systems
+        rig.systems = {"w1": both["w1"]}
+        here = rig.provider()
+        rig.name, rig.systems = "far", {"x1": both["w2"]}
+        there = rig.provider()
+        made = await ordered(here)
+        await until(here, phase("here"))
+        assert not await there.list()
+        assert [one.devices_max for one in await there.offers() if one.product == A100[0]] == [1]
+        other = replace(order((await there.offers())[0]), devices=1)
+        assert other.id.name != made.id.name
+        await there.acquire(other)
+        await until(there, phase("here"))
+        await there.release(release(made))
+        assert [one.name for one in await here.list()] == [made.id.name]
+        await there.release(release(other))
+        await until(there, nothing)
+        assert len(rig.fabric.attached("1")) == 1
+        assert not rig.fabric.attached("2")
 
     play(act)

@@ -37,7 +37,7 @@ def fabric(*pool: Block, marks: dict[str, Mark] | None = None, keeps: bool = Tru
 
 
 def mark(name: str = "lease", *, gone: bool = False, devices: int = 1) -> Mark:
-    return Mark(name, OWNER, 1, devices, "w1", gone=gone)
+    return Mark(name, OWNER, 1, devices, "w1", "rack", gone=gone)
 
 
 def wanted(devices: int = 1) -> AcquireOrder:

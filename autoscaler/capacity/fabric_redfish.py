@@ -100,7 +100,8 @@ class RedfishFabric:
         site = (await self._sites((node,))).get(node)
         for _ in range(CLAIMS):
             fabric = await self._reading.read([node])
-            mark = Mark(name, order.owner, order.epoch, order.devices, node, before(fabric, node, self._terms))
+            by, had = self._terms.provider, before(fabric, node, self._terms)
+            mark = Mark(name, order.owner, order.epoch, order.devices, node, by, had)
             taken = claim(fabric, order, self._terms, site)
             if taken.refused:
                 raise RefusedError(taken.refused)

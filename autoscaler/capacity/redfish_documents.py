@@ -19,7 +19,7 @@ ROOT = "/redfish/v1/"
 PATH_CHARACTERS_MAX = 512
 MEMBERS_MAX = 1024
 """Of one collection, or of one list of links."""
-MARK_CHARACTERS_MAX = 512
+MARK_CHARACTERS_MAX = 1024
 _PATH = re.compile(r"/redfish/v1(/[A-Za-z0-9_~@:+()-][A-Za-z0-9._~@:+()%-]*)*/?")
 _PRODUCT = re.compile(r"[^A-Za-z0-9._-]+")
 _BARE = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
@@ -40,6 +40,8 @@ class Mark(NamedTuple):
     devices: int
     """So many were ordered by that name."""
     node: str
+    by: str
+    """The provider that it is a Lease of: of another one it is somebody else's, who shares the fabric."""
     before: int = 0
     """Devices that the node had without ours."""
     gone: bool = False
@@ -47,7 +49,7 @@ class Mark(NamedTuple):
 
     def text(self) -> str:
         """As it is kept: one line, which people read in the service, too."""
-        said = f"{'pilotlight-gone' if self.gone else 'pilotlight'} name={self.name} node={self.node}"
+        said = f"{'pilotlight-gone' if self.gone else 'pilotlight'} name={self.name} node={self.node} by={self.by}"
         return f"{said} before={self.before} devices={self.devices} epoch={self.epoch} owner={self.owner}"
 
 
@@ -264,9 +266,12 @@ def mark(text: str | None) -> Mark | None:
         return None
     told: Mapping[str, str] = dict(pair for one in rest.split(" ") if len(pair := one.split("=", 1)) == 2)
     numbers = [told.get(name, "") for name in ("devices", "epoch", "before")]
-    if not told.get("name") or not told.get("node") or not all(one.isdecimal() and len(one) < 16 for one in numbers):
+    if not (told.get("name") and told.get("node") and told.get("by")):
+        return None
+    if not all(one.isdecimal() and len(one) < 16 for one in numbers):
         return None
     return Mark(
-        told["name"], ModelName(told.get("owner", "")), int(numbers[1]), int(numbers[0]), told["node"], int(numbers[2]),
+        told["name"], ModelName(told.get("owner", "")), int(numbers[1]), int(numbers[0]), told["node"],
+        told["by"], int(numbers[2]),
         gone=word == "pilotlight-gone",
     )  # fmt: skip

@@ -45,9 +45,11 @@ class _Places(NamedTuple):
 class Reading:
     """One service."""
 
-    def __init__(self, service: Service, systems: Mapping[str, str], notes: Notes | None = None) -> None:
-        """`systems`: by node, the path of its system."""
-        self.service, self.systems, self._notes = service, dict(systems), notes
+    def __init__(
+        self, service: Service, systems: Mapping[str, str], by: str, notes: Notes | None = None
+    ) -> None:  # fmt: skip
+        """`systems`: by node, the path of its system. `by`: whose Marks are ours."""
+        self.service, self.systems, self._by, self._notes = service, dict(systems), by, notes
         self._places: _Places | None = None
         self._gpus: dict[str, Gpu | None] = {}
         """By the only processor of a block; None: it is another."""
@@ -65,7 +67,8 @@ class Reading:
         if self._notes is not None:
             noted = (await self._notes.read()).marks
             texts = {**{path: text for path, text in noted.items() if path in blocks}, **texts}
-        marks = {path: found for path, text in texts.items() if (found := redfish_documents.mark(text)) is not None}
+        said = ((path, redfish_documents.mark(text)) for path, text in texts.items())
+        marks = {path: mark for path, mark in said if mark is not None and mark.by == self._by}
         keeps = self._notes is not None or any(one.free_for is not None for one in blocks.values())
         return Fabric(blocks, systems, gpus, marks, keeps)
 

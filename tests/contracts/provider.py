@@ -49,7 +49,7 @@ class Rig(Protocol):
 
 def order(offer: Offer, number: int = 0, epoch: int = 1) -> AcquireOrder:
     """For that Offer, as few Devices as can be."""
-    id = LeaseId(offer.provider, name_of(OWNER, number))
+    id = LeaseId(offer.provider, name_of(offer.provider, OWNER, number))
     return AcquireOrder(id=id, offer=offer, devices=offer.devices_min, owner=OWNER, epoch=epoch, due_s=1e9)
 
 

@@ -64,6 +64,8 @@ class FabricRig:
         self.fabric, self._tls = fabric, tls
         self.notes = MemoryNotes() if notes else None
         self.systems: Mapping[str, str] = {f"w{one}": fabric.path(one) for one in fabric.systems}
+        self.name = terms().provider
+        """Of what is made from now on."""
         self.used: set[str] = set()
         self.now_s = 0.0
         self.changes = 0
@@ -115,8 +117,9 @@ class FabricRig:
         return made
 
     def _new(self) -> RedfishFabric:
-        reading = Reading(self.service(self.logins), self.systems, self.notes)
-        return RedfishFabric(reading, Around(self.in_use, lambda: self.now_s, self.sleep), terms(), open_sites)
+        reading = Reading(self.service(self.logins), self.systems, self.name, self.notes)
+        around = Around(self.in_use, lambda: self.now_s, self.sleep)
+        return RedfishFabric(reading, around, terms(self.name), open_sites)
 
     def service(self, logins: Logins) -> Service:
         """A new way to it."""

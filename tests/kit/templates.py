@@ -23,5 +23,5 @@ def t4_order(provider: str = "g4") -> AcquireOrder:
     owner = ModelName("llama-8b")
     offer = Offer(provider=provider, name="g4dn.xlarge/on-demand", product="T4", memory_bytes=16 * GI, parts=3)
     return AcquireOrder(
-        id=LeaseId(provider, name_of(owner, 0)), offer=offer, devices=1, owner=owner, epoch=3, due_s=1e9
+        id=LeaseId(provider, name_of(provider, owner, 0)), offer=offer, devices=1, owner=owner, epoch=3, due_s=1e9
     )
