@@ -22,7 +22,7 @@ from autoscaler.awaited import is_claims
 from autoscaler.contract import ModelName
 from autoscaler.delivery import NO_LEARNT, Expected, due_after_s, expected
 from autoscaler.groups import on_their_way
-from autoscaler.headroom import NONE, cheapest, headroom, owner
+from autoscaler.headroom import NONE, cheapest, comes, headroom, owner
 from autoscaler.ladder import Chosen, Rung, climb, first, rung
 from autoscaler.leasenames import next_name
 from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId
@@ -289,9 +289,9 @@ class _Ledger:
         self.room = headroom(self.ground, self.leases.values(), self._wanted())
         for provider, lacks in () if self.asks else self.room.lacking.items():
             rests = map(self._left, self.capacity.offers.get(provider, ()))
-            offer = cheapest(self.world, [one for one in rests if not isinstance(one, str)])
+            offer = cheapest(self.world, [one for one in rests if not isinstance(one, str)], lacks)
             if offer is not None:
-                many = min(max(lacks, offer.devices_min), offer.devices_max)
+                many = comes(offer, lacks)
                 reason = f"{lacks} more of its devices are to be free"
                 made = self._make(owner(provider), offer, many, self._expected(offer), reason)
                 self.room = self.room._replace(kept=self.room.kept | {made.id})

@@ -61,12 +61,19 @@ def headroom(ground: Ground, leases: Collection[Lease], waited: Collection[Lease
     return Headroom(frozenset(kept), lacking)
 
 
-def cheapest(world: World, offers: Iterable[Offer]) -> Offer | None:
-    """Of which it is ordered: then what comes the soonest. None: there is none."""
+def comes(offer: Offer, lacks: int) -> int:
+    """With so many Devices it is ordered where so many are lacking: a node comes whole."""
+    return min(max(lacks, offer.devices_min), offer.devices_max)
+
+
+def cheapest(world: World, offers: Iterable[Offer], lacks: int) -> Offer | None:
+    """Of which it is ordered, by what each of the Devices that are lacking costs: then what comes the soonest. None:
+    there is none.
+    """
 
     def key(one: Offer) -> tuple[float, float, OfferId]:
-        takes = expected(one, world.capacity.learnt.get(one.kind, NO_LEARNT))
-        return one.price_per_hour, takes.p50_s, one.id
+        takes, many = expected(one, world.capacity.learnt.get(one.kind, NO_LEARNT)), comes(one, lacks)
+        return one.price_per_hour * many / min(many, lacks), takes.p50_s, one.id
 
     return min(offers, key=key, default=None)
 

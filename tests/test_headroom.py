@@ -84,6 +84,14 @@ def test_of_several_offers_the_cheapest_is_taken_and_of_those_the_soonest() -> N
     assert [one.offer.name for one in after.capacity.leases.values()] == ["w3"]
 
 
+def test_a_node_of_eight_is_not_cheaper_than_one_device_since_each_of_its_devices_is() -> None:
+    large = offer(name="w8", price_per_hour=1.0, devices_min=8, devices_max=8)
+    small = offer(name="w1", price_per_hour=1.2)
+    for headroom, devices in ((1, 1), (7, 8)):
+        _, done = acted(kept(offered(calm(), large, small), headroom))
+        assert orders(done) == [("rack", devices)]
+
+
 def test_a_free_device_of_ours_counts_and_one_that_is_closed_or_of_another_product_does_not() -> None:
     free = device("gpu0", 16, "w1")
     like = replace(free, product="A100")
