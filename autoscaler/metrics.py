@@ -6,6 +6,7 @@ Owns one prometheus_client registry. Gauges are read from the World when scraped
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 from typing import get_args
@@ -19,6 +20,7 @@ from autoscaler.leasecounts import counted, state_of
 from autoscaler.leaving import Leaving
 from autoscaler.loop import Step
 from autoscaler.phases import told_s
+from autoscaler.remaining import on_offer
 from autoscaler.states import HOLDS_SLICE, ReplicaState
 from autoscaler.world import World
 
@@ -30,9 +32,9 @@ KINDS = {kind: str(kind.__struct_config__.tag) for kind in get_args(Action)}
 
 
 class Metrics:
-    """Feed it as a listener of the loop; `text()` is the exposition."""
+    """Feed it as a listener of the loop; `text()` is the exposition. `clock`: the World's."""
 
-    def __init__(self, world: Callable[[], World]) -> None:
+    def __init__(self, world: Callable[[], World], clock: Callable[[], float] = time.monotonic) -> None:
         registry = self._registry = CollectorRegistry()
         self._start_seconds = Histogram(
             "pilotlight_start_seconds",
@@ -64,7 +66,7 @@ class Metrics:
             buckets=LEASE_BUCKETS,
         )  # fmt: skip
         self._leaving = Leaving()
-        registry.register(_WorldCollector(world, self._leaving))
+        registry.register(_WorldCollector(world, self._leaving, clock))
 
     def on_step(self, step: Step) -> None:
         """Counts one step of the loop."""
@@ -98,9 +100,8 @@ class Metrics:
 class _WorldCollector:
     """Gauges that are read off the World at the moment of the scrape."""
 
-    def __init__(self, world: Callable[[], World], leaving: Leaving) -> None:
-        self._world = world
-        self._leaving = leaving
+    def __init__(self, world: Callable[[], World], leaving: Leaving, clock: Callable[[], float]) -> None:
+        self._world, self._leaving, self._clock = world, leaving, clock
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """The families, in the order of interfaces section 5."""
@@ -141,6 +142,12 @@ class _WorldCollector:
         for (provider, state), count in sorted(Tally(map(state_of, world.capacity.leases.values())).items()):
             leases.add_metric((provider, state), count)
         yield leases
+        offered = GaugeMetricFamily(
+            "pilotlight_devices_on_offer", "Devices that could be had more of now", labels=("provider", "product")
+        )
+        for key, count in sorted(on_offer(world.capacity, self._clock()).items()):
+            offered.add_metric(key, count)
+        yield offered
         longest = GaugeMetricFamily(
             "pilotlight_lease_leaving_seconds",
             "Since the oldest of what is given back, and nobody is on, was to go",

@@ -1,6 +1,7 @@
 """What of an Offer can still be had, by what was ordered since it was offered and what became of that. Pure.
 
-Owns that answer, which the ledger asks before it orders, and who publishes what a fabric could attach. Decides nothing.
+Owns that answer, which the ledger asks before it orders, who publishes what a fabric could attach, and who counts what
+is on offer: what is free and has a place, never what there is at most. Decides nothing.
 """
 
 from __future__ import annotations
@@ -37,8 +38,7 @@ def left(capacity: Capacity, leases: Collection[Lease], offer: Offer, now_s: flo
         return f"{bar.why}; it is left alone for {seconds(bar.until_s - now_s)}"
     if any(one.offer.id == offer.id and _lapsed(one, now_s) for one in leases):
         return "what was ordered of it did not come; it is left alone for a while"
-    said_s = capacity.offered_s[offer.provider]
-    of_pool = [one for one in leases if _is_kin(one.offer, offer) and one.asked_s >= said_s]
+    of_pool = _since(capacity, leases, offer)
     since = [one for one in of_pool if one.offer.id == offer.id]
     if not offer.node:
         return offer if len(since) < offer.many else GONE
@@ -46,6 +46,36 @@ def left(capacity: Capacity, leases: Collection[Lease], offer: Offer, now_s: flo
     if offer.pool is not None:
         rest = min(rest, offer.pool - sum(one.devices for one in of_pool))
     return replace(offer, devices_max=rest) if rest >= offer.devices_min else GONE
+
+
+def on_offer(capacity: Capacity, now_s: float) -> dict[tuple[str, str], int]:
+    """By provider and product: so many Devices more could really be had now. Of queues nobody knows that."""
+    found: dict[tuple[str, str], int] = {}
+    for provider, offers in capacity.offers.items():
+        leases = [one for id, one in capacity.leases.items() if id.provider == provider]
+        for offer in offers:
+            if not offer.queued:
+                key = provider, offer.product
+                many = _devices(capacity, leases, offer, now_s) if heard(capacity, provider, now_s) else 0
+                found[key] = found.get(key, 0) + many
+                if offer.pool is not None:
+                    ordered = sum(one.devices for one in _since(capacity, leases, offer))
+                    found[key] = min(found[key], max(0, offer.pool - ordered))
+    return found
+
+
+def _devices(capacity: Capacity, leases: Collection[Lease], offer: Offer, now_s: float) -> int:
+    rest = left(capacity, leases, offer, now_s)
+    if isinstance(rest, str):
+        return 0
+    ordered = sum(one.offer.id == offer.id for one in _since(capacity, leases, offer))
+    return rest.devices_max if offer.node else (offer.many - ordered) * offer.devices_max
+
+
+def _since(capacity: Capacity, leases: Collection[Lease], offer: Offer) -> list[Lease]:
+    """Those of its product that were ordered since it was offered."""
+    said_s = capacity.offered_s[offer.provider]
+    return [one for one in leases if _is_kin(one.offer, offer) and one.asked_s >= said_s]
 
 
 def _is_kin(one: Offer, other: Offer) -> bool:

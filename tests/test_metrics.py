@@ -73,6 +73,7 @@ def test_the_names_that_are_promised_are_all_there() -> None:
         "pilotlight_lease_seconds": "histogram",
         "pilotlight_slice_memory_bytes": "gauge",
         "pilotlight_leases": "gauge",
+        "pilotlight_devices_on_offer": "gauge",
         "pilotlight_lease_leaving_seconds": "gauge",
         "pilotlight_machines_coming": "gauge",
         "pilotlight_lesson_kinds": "gauge",
