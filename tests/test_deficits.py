@@ -24,25 +24,23 @@ from autoscaler.plan import plan
 from autoscaler.podspec import Resources
 from autoscaler.remaining import SILENT_S
 from autoscaler.returning import WITHDRAW_S
-from autoscaler.world import World
 from tests.kit.observed import seen_of
-from tests.kit.offered import A, acted, arrived, cloud, offer, offered, orders, releases, shown, surge, told
+from tests.kit.offered import (
+    A,
+    acted,
+    arrived,
+    cloud,
+    offer,
+    offered,
+    orders,
+    quiet,
+    releases,
+    shown,
+    surge,
+    told,
+    waits,
+)
 from tests.kit.worlds import GI, T0, device, gateway, kinds, level, model, world
-
-
-def quiet(of: World, now_s: float) -> World:
-    """Nobody waits any more, and the gateway has just said so."""
-    report = gateway(seen_s=now_s).report
-    assert report is not None
-    return told(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
-
-
-def waits(of: World, now_s: float, waiting: int = 1) -> World:
-    """The Calls still wait."""
-    report = gateway(levels=[level("a", waiting, wait_s=60.0)]).report
-    assert report is not None
-    return told(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
-
 
 # --- what is ordered --------------------------------------------------------------------------------------------------
 
