@@ -13,9 +13,8 @@ from autoscaler.metrics import Metrics
 from autoscaler.observations import SlicesSeen
 from autoscaler.plan import plan
 from autoscaler.world import DeviceId, NodeId, Slice, SliceId, World
-from tests.kit.offered import acted, cloud, offer, orders, shown, surge, told
+from tests.kit.offered import acted, cloud, offer, orders, shown, surge, told, waits
 from tests.kit.worlds import GI, T0
-from tests.test_deficits import waits
 
 LABELS = {"pool": "g"}
 NAME = "MachineSet default/g"

@@ -12,9 +12,8 @@ from autoscaler.delivery import expected
 from autoscaler.leases import Learnt, LearntSeen, LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
 from autoscaler.plan import plan
 from autoscaler.world import World
-from tests.kit.offered import acted, arrived, cloud, offer, orders, releases, shown, surge, told
+from tests.kit.offered import acted, arrived, cloud, offer, orders, releases, shown, surge, told, waits
 from tests.kit.worlds import T0
-from tests.test_deficits import waits
 
 DAYS_S = 3 * 86_400
 
