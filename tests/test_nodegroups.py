@@ -168,6 +168,25 @@ def test_the_lease_stays_when_a_replica_takes_the_placeholders_room() -> None:
     run(scenario())
 
 
+def test_a_node_whose_keeper_was_put_out_is_not_kept_and_goes_back() -> None:
+    """Its kubelet evicts pods where memory is short; it keeps the object."""
+
+    async def scenario() -> None:
+        rig = GroupRig()
+        rig.server = PlayedAutoscaler()
+        provider = rig.provider()
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await rig.until_here(made.id.name)
+        rig.server.objects[f"{PODS}/{keeper_of(made.id.name)}"]["status"] = {"phase": "Failed", "reason": "Evicted"}
+        (shown,) = await provider.list()
+        assert (shown.phase, shown.says) == ("failed", f"the pod that keeps node {shown.node} has ended there")
+        await provider.release(release(made))
+        assert not await provider.list()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_placeholder_that_a_replica_of_ours_overtook_brings_no_other_node(ours: bool) -> None:
     """The scheduler looks at it again only some seconds after it last did."""

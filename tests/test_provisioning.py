@@ -13,7 +13,7 @@ from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.bookings import ATOMIC, CHECK, GKE
 from autoscaler.capacity.provisioning import HALF_S
 from autoscaler.contract import ModelName
-from autoscaler.leases import NO_MARKS, ReleaseOrder
+from autoscaler.leases import NO_MARKS, LeaseId, ReleaseOrder
 from autoscaler.podspec import GPU
 from tests.contracts.provider import ProviderContract, order, release
 from tests.kit.fakeprovisioner import Fault
@@ -303,7 +303,7 @@ def test_another_provider_of_that_name_refuses_and_leaves_it_alone() -> None:
     async def what() -> None:
         _, name = await ordered(rig)
         other = rig.provider("other")
-        made = order((await other.offers())[0])
+        made = replace(order((await other.offers())[0]), id=LeaseId("other", name))
         with pytest.raises(RefusedError, match="is the name of what is not this provider's"):
             await other.acquire(made)
         await other.release(release(made))

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.provisioning import WAIT_MAX
+from autoscaler.capacity.provisioning import COUNTED, WAIT_MAX
 from autoscaler.capacity.server import AnswerError, Object
 from tests.contracts.provider import order, release
-from tests.kit.queued import REQUESTS, TEMPLATES, ProvisioningRig, Quotas, only, ordered, scenario
+from tests.kit.queued import NAMESPACE, REQUESTS, TEMPLATES, ProvisioningRig, Quotas, only, ordered, scenario
 
 
 class Lossy(Quotas):
@@ -148,5 +148,17 @@ def test_a_node_of_another_kind_is_not_what_was_asked_for() -> None:
         )
         shown = await only(provider)
         assert (shown.phase, shown.node, shown.committed) == ("coming", "", True)
+
+    scenario(rig, what)
+
+
+def test_a_resource_quota_is_a_quantity() -> None:
+    rig = ProvisioningRig()
+
+    async def what() -> None:
+        for hard, used, left in (("1k", "998", 2), ("1k", "1k", 0)):
+            quota = {"spec": {"hard": {COUNTED: hard}}, "status": {"used": {COUNTED: used}}}
+            rig.server.put(f"/api/v1/namespaces/{NAMESPACE}/resourcequotas/few", quota)
+            assert [one.many for one in await rig.provider().offers()] == [left] * bool(left)
 
     scenario(rig, what)

@@ -19,13 +19,12 @@ from autoscaler.capacity import nodeclaims, nodepools
 from autoscaler.capacity.addednodes import EXPECTED_S, Terms, offer
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.nodepools import GROUP, POOL_LABEL, VERSIONS, Pool
-from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server, refuse, served
+from autoscaler.capacity.server import CONFLICT, ENDED, AnswerError, Object, Server, refuse, served
 from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.podspec import DO_NOT_DISRUPT, MANAGED_BY, OURS, SAFE_TO_EVICT
 from autoscaler.world import World
 
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
-ENDED = frozenset({"Succeeded", "Failed"})
 MIRROR = "kubernetes.io/config.mirror"
 LOOK_S = (1.0, 10.0)
 """From one look to the next, while something comes or goes, and else."""

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from autoscaler.capacity.nodeclaims import PROVIDER, WRITER, lease, notes
-from autoscaler.capacity.server import Object
+from autoscaler.capacity.server import ENDED, Object
 from autoscaler.leases import AcquireOrder, Listed
 from autoscaler.podspec import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, PLACE, SAFE_TO_EVICT, Toleration
 from autoscaler.tenant import unix_seconds
@@ -101,6 +101,8 @@ def read(keeper: Object, placeholder: Object | None, events: Sequence[Object], u
         return replace(one, phase="leaving", says="its keeper is being deleted")
     if half:
         return replace(one, phase="failed", says="somebody took its placeholder before a node came")
+    if node and keeper.get("status", {}).get("phase") in ENDED:
+        return replace(one, phase="failed", committed=True, says=f"the pod that keeps node {node} has ended there")
     if node:
         return replace(one, phase="here", committed=True)
     last = max(events, key=_told_s, default=None)

@@ -25,7 +25,7 @@ from autoscaler.capacity.bookings import (
     label_of,
     read_offer,
 )
-from autoscaler.capacity.server import SAID_MAX, Object
+from autoscaler.capacity.server import ENDED, SAID_MAX, Object
 from autoscaler.contract import ModelName
 from autoscaler.leases import NO_MARKS, AcquireOrder, Listed, Marks, Offer
 from autoscaler.podspec import GPU, MANAGED_BY, OURS, PLACE, QUEUE
@@ -40,7 +40,7 @@ NAME: Final = OURS + "lease"
 """An annotation of both."""
 PERMANENT: Final = frozenset({"NoMatchingFlavor", "ExceedsMaxQuota", "Misconfigured"})
 """Reasons of QuotaReserved=False that no waiting changes."""
-SPOILT, ENDED = "somebody changed the annotations of its pod", "the pod that kept its place has ended"
+SPOILT, OVER = "somebody changed the annotations of its pod", "the pod that kept its place has ended"
 COMMAND: Final = ("sleep", "infinity")
 
 
@@ -110,8 +110,8 @@ def read(found: Object) -> Place | None:
     kept = PLACE in (metadata.get("labels") or {})
     offer, devices, epoch = read_offer(notes), notes.get(DEVICES, ""), notes.get(EPOCH, "")
     wrong = "" if offer is not None and devices.isdecimal() and epoch.isdecimal() else SPOILT
-    if found.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-        wrong = ENDED
+    if found.get("status", {}).get("phase") in ENDED:
+        wrong = OVER
     if wrong and not kept:
         return None
     ours = {name: notes[name] for name in (NAME, PROVIDER, OFFER, DEVICES, OWNER, EPOCH) if name in notes}

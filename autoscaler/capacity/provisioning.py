@@ -22,6 +22,7 @@ from autoscaler.contract import ModelName
 from autoscaler.leases import AcquireOrder, Bought, Listed, Offer, ReleaseOrder
 from autoscaler.podspec import MANAGED_BY
 from autoscaler.providers import ProviderSettings, Provisioning
+from autoscaler.quantity import read_milli
 from autoscaler.settings import Settings
 from autoscaler.world import World
 
@@ -128,7 +129,8 @@ class ProvisioningProvider:
         for one in quotas:
             hard = one["spec"].get("hard", {}).get(COUNTED)
             if hard is not None:
-                left.append(int(hard) - int(one.get("status", {}).get("used", {}).get(COUNTED, "0")))
+                used = one.get("status", {}).get("used", {}).get(COUNTED, "0")
+                left.append((read_milli(hard) - read_milli(used)) // 1000)  # a quantity: a thousand is `1k`
         return min(left)
 
     async def _is_ours(self, path: str, order: AcquireOrder) -> bool:

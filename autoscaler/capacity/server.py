@@ -17,6 +17,8 @@ Object = dict[str, Any]
 SAID_MAX = 200
 """Characters of what it said, in a reason."""
 NOT_FOUND, CONFLICT = 404, 409
+ENDED = frozenset({"Succeeded", "Failed"})
+"""Phases of a pod of which nothing runs any more, though it is there."""
 REFUSALS = frozenset({400, 403, 405, 422})
 """Statuses of what will not be otherwise by saying it again: the object is wrong, or somebody may not."""
 
