@@ -90,7 +90,7 @@ class _Ledger:
         self.wants, self.later_wants = able[:WANTS_MAX], {one.model for one in able[WANTS_MAX:]}
         self.vain = [one for one in lacking if not hopeful(one)]
         queued = {one.id for one in coming if self._stands(one)}
-        self.queued = covered(ground, self.wants, [one for one in coming if one.id in queued])
+        self.queued = self._placed([one for one in coming if one.id in queued])
         self.hedged = covered(ground, self.wants, [one for one in coming if one.id not in queued and one.hedge])
         due = covered(ground, self.wants, [one for one in coming if one.id not in queued and not one.hedge])
         self.got = {**self.hedged, **due}
@@ -142,6 +142,15 @@ class _Ledger:
             return takes.p50_s == inf
         self.later(lease.asked_s + takes.p95_s)
         return self.now_s >= lease.asked_s + takes.p95_s or (lease.listed is not None and lease.listed.dry)
+
+    def _placed(self, queued: Sequence[Lease]) -> dict[Want, LeaseId]:
+        """Whom what is in queues stands for: its owner before all others, who ask for more meanwhile. Else the owner
+        would queue once more.
+        """
+        owners, priorities = {one.owner for one in queued}, [one.priority for one in self.wants]
+        above = max(priorities, default=0) - min(priorities, default=0) + 1
+        wants = {one._replace(priority=one.priority + above * (one.model in owners)): one for one in self.wants}
+        return {wants[one]: lease for one, lease in covered(self.ground, sorted(wants, key=order), queued).items()}
 
     def settled(self) -> Found:
         """All of it."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+from msgspec.structs import replace
 
 from autoscaler.actions import AcquireLease, ReleaseLease
 from autoscaler.contract import ModelName
 from autoscaler.delivery import expected
 from autoscaler.leases import Learnt, LearntSeen, LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
+from autoscaler.observations import Reported
 from autoscaler.plan import plan
 from autoscaler.world import World
-from tests.kit.offered import acted, arrived, cloud, offer, orders, releases, shown, surge, told, waits
-from tests.kit.worlds import T0
+from tests.kit.offered import A, acted, arrived, cloud, offer, offered, orders, releases, shown, surge, told, waits
+from tests.kit.worlds import GI, T0, device, gateway, level, world
 
 DAYS_S = 3 * 86_400
 
@@ -54,6 +56,19 @@ def test_what_stands_longer_than_usual_is_kept_while_another_is_taken_and_nobody
     for now_s, wanted in ((T0 + 100, []), (T0 + 1000, [("rack", 1)])):
         seen = told(later(at, now_s), *free, LeasesSeen(provider="rack", leases=(), began_s=now_s), now_s=now_s)
         assert orders(plan(seen, now_s).actions) == wanted
+
+
+@pytest.mark.parametrize("memory_gi", [12, 16])
+def test_a_place_in_the_queue_is_its_owners_and_who_comes_before_it_asks_for_one_of_its_own(memory_gi: int) -> None:
+    """Else its owner, whose place was thought another's, asked once more, and one of the two was given back later."""
+    calls = [level(name, 1, wait_s=60.0) for name in ("a", "z")]
+    both = [replace(A, memory_bytes=memory_gi * GI), replace(A, name=ModelName("z"))]
+    begin = world(both, [device("cpu", 1, "w1")], gateways=[gateway(levels=calls[1:])], leading_since_s=T0 - 500)
+    at, done = acted(offered(begin, queue(expected_s=None, many=4)))
+    more = gateway(levels=calls).report
+    assert more is not None
+    then = told(at, Reported(report=replace(more, sequence=2)))
+    assert [one.order.owner for one in [*done, *acted(then)[1]] if isinstance(one, AcquireLease)] == ["z", "a"]
 
 
 def test_nobody_waits_for_a_quota_that_is_used_up() -> None:
