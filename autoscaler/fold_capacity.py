@@ -80,18 +80,21 @@ def folded(draft: Draft, seen: Seen) -> None:
     capacity = draft.world.capacity
     match seen:
         case ProvidersSeen():
-            kept = ("offers", "offered_s", "listed_s", "trouble", "closed")
+            kept = ("offers", "offered_s", "listed_s", "trouble", "unanswered", "closed")
             told = {name: _of(getattr(capacity, name), seen.providers) for name in kept}
             _change(draft, providers=seen.providers, hedges=seen.hedges, **told)
         case OffersSeen():
             offers = {**capacity.offers, seen.provider: seen.offers}
-            closed = {name: why for name, why in capacity.closed.items() if name != seen.provider}
+            closed = _without(capacity.closed, seen.provider)
             closed |= {seen.provider: seen.closed} if seen.closed else {}
-            _change(draft, offers=offers, offered_s={**capacity.offered_s, seen.provider: draft.now_s}, closed=closed)
+            offered_s = {**capacity.offered_s, seen.provider: draft.now_s}
+            unanswered = _without(capacity.unanswered, seen.provider)
+            _change(draft, offers=offers, offered_s=offered_s, closed=closed, unanswered=unanswered)
         case LeasesSeen():
             _listed(draft, seen)
         case ProviderTroubled():
-            _change(draft, trouble={**capacity.trouble, seen.provider: seen.says})
+            name = "trouble" if seen.listing else "unanswered"
+            _change(draft, **{name: {**getattr(capacity, name), seen.provider: seen.says}})
         case LeaseRefused():
             _refused(draft, seen)
         case GroupsSeen():
@@ -204,7 +207,7 @@ def _listed(draft: Draft, seen: LeasesSeen) -> None:
         if id not in capacity.leases:
             takes = expected(listed.offer, _learnt(draft, listed.offer))
             leases[id] = _found(id, listed, draft.now_s, takes, stray=not first)
-    trouble = {name: says for name, says in capacity.trouble.items() if name != seen.provider}
+    trouble = _without(capacity.trouble, seen.provider)
     _change(draft, trouble=trouble, leases=leases, listed_s={**capacity.listed_s, seen.provider: seen.began_s})
     for lease in lost:
         _bar(draft, lease.offer.id, "what was ordered of it was gone before it came")
@@ -256,6 +259,10 @@ def _refused(draft: Draft, seen: LeaseRefused) -> None:
 def _of(told: Mapping[str, object], providers: Collection[str]) -> dict[str, object]:
     """Of those that there are."""
     return {name: one for name, one in told.items() if name in providers}
+
+
+def _without(told: Mapping[str, str], provider: str) -> dict[str, str]:
+    return {name: one for name, one in told.items() if name != provider}
 
 
 def _bar(draft: Draft, of: OfferId, why: str) -> None:

@@ -283,7 +283,9 @@ class Capacity(Said, frozen=True):
     learnt: dict[Kind, Learnt] = {}
     barred: dict[OfferId, Barred] = {}
     trouble: dict[str, str] = {}
-    """By provider: what is wrong with it now, in words."""
+    """By provider: what is wrong with its list now, in words."""
+    unanswered: dict[str, str] = {}
+    """By provider: what was wrong when it was asked for its offers, or given an order."""
     closed: dict[str, str] = {}
     """By provider that offers nothing: why, where it says so."""
     awaited: tuple[Awaited, ...] = ()
@@ -294,7 +296,7 @@ class Capacity(Said, frozen=True):
     def wrong(self) -> tuple[tuple[str, str], ...]:
         """What is wrong with providers, in words that follow their names; in the order of these."""
         none = {name: f"offers nothing: {why}" for name, why in self.closed.items()}
-        return tuple(sorted({**none, **self.trouble}.items()))
+        return tuple(sorted({**none, **self.unanswered, **self.trouble}.items()))
 
 
 NOTHING = Capacity()
@@ -366,10 +368,13 @@ class LeaseRefused(Said, frozen=True):
 
 
 class ProviderTroubled(Said, frozen=True):
-    """It gave no answer, or one that is none. That ends with its next list."""
+    """It gave no answer, or one that is none. That ends with its next list; where its offers or an order were at fault,
+    with its next offers.
+    """
 
     provider: str
     says: str
+    listing: bool
 
 
 class LearntSeen(Said, frozen=True):

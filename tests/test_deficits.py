@@ -353,7 +353,8 @@ def test_explain_and_status_are_told_what_comes(many: int) -> None:
 
 def test_what_is_wrong_with_providers_is_said_to_who_lacks_room() -> None:
     begin = told(
-        surge(offer(memory_bytes=GI)), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)")
+        surge(offer(memory_bytes=GI)),
+        ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True),
     )
     (unmet,) = plan(begin, T0).unmet
     assert unmet.reason.endswith("; no provider offers what it needs now; rack gives no answer (TimeoutError)")

@@ -20,6 +20,7 @@ from autoscaler.leases import (
     LeasesSeen,
     Listed,
     Marks,
+    OffersSeen,
     ProvidersSeen,
     ProviderTroubled,
     ReleaseOrder,
@@ -148,7 +149,9 @@ def test_a_list_that_is_older_than_one_that_is_known_says_nothing() -> None:
 
 
 def test_what_is_wrong_with_a_provider_is_said_until_it_lists_again() -> None:
-    at = told(ordered(), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)"), now_s=T0 + 1)
+    at = told(
+        ordered(), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True), now_s=T0 + 1
+    )
     assert at.capacity.trouble == {"rack": "gives no answer (TimeoutError)"}
     assert not shown(at, T0 + 2).capacity.trouble
 
@@ -227,10 +230,21 @@ def test_what_was_made_and_is_taken_away_is_ordered_again_at_once() -> None:
 
 
 def test_of_a_provider_that_is_no_more_nothing_is_on_offer_nor_wrong() -> None:
-    at = told(surge(offer(), cloud()), ProviderTroubled(provider="rack", says="gives no answer"))
+    at = told(surge(offer(), cloud()), ProviderTroubled(provider="rack", says="gives no answer", listing=True))
     at = told(at, ProvidersSeen(providers=("cloud",)))
     assert at.capacity.offers.keys() == at.capacity.offered_s.keys() == at.capacity.listed_s.keys() == {"cloud"}
     assert not at.capacity.wrong()
+
+
+@pytest.mark.parametrize("listing", [False, True])
+def test_what_is_wrong_with_a_provider_is_told_until_it_answers_the_same_question(listing: bool) -> None:
+    """Its lists come every second: nobody would ever have read that its offers fail."""
+    says = "gives no answer (TimeoutError)"
+    at = told(ordered(), ProviderTroubled(provider="rack", says=says, listing=listing))
+    answers = LeasesSeen(provider="rack", leases=(), began_s=T0 + 1), OffersSeen(provider="rack", offers=(offer(),))
+    first, second = reversed(answers) if listing else answers
+    assert told(at, first, now_s=T0 + 1).capacity.wrong() == (("rack", says),)
+    assert not told(at, second, now_s=T0 + 1).capacity.wrong()
 
 
 @pytest.mark.parametrize("others", [(), ("g0",)])

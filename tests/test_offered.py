@@ -58,7 +58,7 @@ def test_an_offer_that_was_refused_says_so_and_for_how_long_it_is_left_alone() -
 
 
 def test_a_provider_in_trouble_is_told_and_one_that_was_silent_for_long_is_not_believed() -> None:
-    begin = told(surge(offer()), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)"))
+    begin = told(surge(offer()), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True))
     assert "Provider rack gives no answer (TimeoutError)." in explained(begin)
     (step,) = rungs(begin, now_s=T0 + 200)
     assert step.why_not == "its provider has said nothing for a while"

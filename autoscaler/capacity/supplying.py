@@ -169,12 +169,12 @@ class _Desk:
             async with asyncio.timeout(CALL_S_MAX):
                 leases = await self._provider.list()
         except Exception as error:  # noqa: BLE001  less is not all: what was known stays
-            self._trouble(error)
+            self._trouble(error, listing=True)
             return
         if len(leases) <= LISTED_MAX and len({one.name for one in leases}) == len(leases):
             self._observe((LeasesSeen(provider=self._name, leases=leases, began_s=began_s),))
         else:
-            self._observe((ProviderTroubled(provider=self._name, says="lists what cannot be"),))
+            self._observe((ProviderTroubled(provider=self._name, says="lists what cannot be", listing=True),))
 
     async def _offers(self) -> bool:
         """Whether there are any."""
@@ -193,11 +193,11 @@ class _Desk:
         if len(offers) <= OFFERS_MAX and all(one.provider == self._name for one in offers):
             self._observe((OffersSeen(provider=self._name, offers=offers),))
         else:
-            self._observe((ProviderTroubled(provider=self._name, says="offers what cannot be"),))
+            self._observe((ProviderTroubled(provider=self._name, says="offers what cannot be", listing=False),))
         return bool(offers)
 
-    def _trouble(self, error: Exception) -> None:
+    def _trouble(self, error: Exception, *, listing: bool = False) -> None:
         """The message of another than RefusedError may have an address in it."""
         refused = isinstance(error, RefusedError)
         says = f"cannot say what it has: {error}" if refused else f"gives no answer ({type(error).__name__})"
-        self._observe((ProviderTroubled(provider=self._name, says=says),))
+        self._observe((ProviderTroubled(provider=self._name, says=says, listing=listing),))
