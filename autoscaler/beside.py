@@ -31,6 +31,14 @@ def beside(model: Model, defaults: Pod | None = None) -> Beside:
     return amount_of({**UNASKED, **amounts}) if amounts else LEAST
 
 
+def requests_for(model: Model | None, defaults: Pod) -> dict[str, str]:
+    """The same as a list of resources, for a node that is added for it; None: nobody's, and any node does."""
+    if model is None:
+        return {}
+    need = beside(model, defaults)
+    return {"cpu": f"{need.cpu_milli}m", **({"memory": str(need.host_bytes)} if need.host_bytes else {})}
+
+
 def amount_of(amounts: dict[str, str | int]) -> Beside:
     """CPU and memory of a Kubernetes list of resources. Raises ValueError where they are no quantities."""
     cpu_milli, bytes_milli = (read_milli(amounts.get(name, 0)) for name in ("cpu", "memory"))

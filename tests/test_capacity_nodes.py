@@ -12,20 +12,22 @@ from msgspec.structs import replace
 from autoscaler.capacity.base import Provider, RefusedError
 from autoscaler.capacity.nodes import KarpenterNodes, uses
 from autoscaler.capacity.server import AnswerError, Object
+from autoscaler.podspec import Resources
 from autoscaler.settings import NodeKind, Price
-from tests.contracts.provider import ProviderContract, one, order, release
+from autoscaler.world import World
+from tests.contracts.provider import ProviderContract, one, order, owned, release
 from tests.kit.played_karpenter import CLAIMS, NODES, POOLS, PlayedKarpenter, node_pool, played, pod
 from tests.kit.templates import T4_NODES
-from tests.kit.worlds import world
+from tests.kit.worlds import GI, world
 
 POOL = "g4-nodepool"
 
 
 def nodes_of(
     karpenter: PlayedKarpenter, expected_s: float | None = None, prices: tuple[Price, ...] = (),
-    nodes: tuple[NodeKind, ...] = T4_NODES,
+    nodes: tuple[NodeKind, ...] = T4_NODES, begin: World | None = None,
 ) -> KarpenterNodes:  # fmt: skip
-    begin = world()
+    begin = begin or world()
     begin = replace(begin, settings=replace(begin.settings, nodes=nodes, prices=prices))
     return KarpenterNodes("g4", POOL, karpenter, lambda: begin, asyncio.get_running_loop().time, expected_s)
 
@@ -103,6 +105,20 @@ def test_a_node_of_three_shares_is_offered_at_its_price_as_often_as_the_limits_l
         await provider.acquire(order(offer))
         (offer,) = await provider.offers()
         assert offer.many == 3
+
+    played(scenario())
+
+
+def test_a_node_is_asked_for_on_which_its_owner_has_room_beside_its_devices() -> None:
+    """Else one comes, and is paid for, on which it cannot start."""
+
+    async def scenario() -> None:
+        karpenter = begun()
+        provider = nodes_of(karpenter, begin=owned(resources=Resources(requests={"memory": "48Gi"}, limits={"cpu": 6})))
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        asked = karpenter.objects[f"{CLAIMS}/{made.id.name}"]["spec"]["resources"]["requests"]
+        assert asked == {"cpu": "6000m", "memory": str(48 * GI), "nvidia.com/gpu": "1"}
 
     played(scenario())
 

@@ -20,7 +20,7 @@ def claim(*conditions: Object, **fields: Any) -> Object:
     """One of ours that is a minute old, as it was made."""
     pool = nodepools.read(node_pool())
     (variant,) = nodepools.variants(pool, T4_NODES)
-    made = nodeclaims.manifest(t4_order(), pool, variant)
+    made = nodeclaims.manifest(t4_order(), pool, variant, {})
     made["metadata"] |= {"creationTimestamp": stamp(CREATED), "resourceVersion": "1", **fields.pop("metadata", {})}
     return {**made, "status": {"conditions": list(conditions), **fields}}
 
@@ -41,7 +41,7 @@ def test_a_claim_carries_name_owner_epoch_and_what_karpenters_own_would_have() -
     told["metadata"]["annotations"] = {"karpenter.sh/nodepool-hash": "1", "karpenter.sh/nodepool-hash-version": "v3"}
     pool = nodepools.read(told)
     (variant,) = nodepools.variants(pool, T4_NODES)
-    made, order = nodeclaims.manifest(t4_order(), pool, variant), t4_order()
+    made, order = nodeclaims.manifest(t4_order(), pool, variant, {}), t4_order()
     metadata, spec = made["metadata"], made["spec"]
     assert metadata["name"] == order.id.name
     assert metadata["labels"] | {

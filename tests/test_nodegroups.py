@@ -15,14 +15,15 @@ from autoscaler.capacity.nodegroups import NodeGroup
 from autoscaler.capacity.nodes import NODES
 from autoscaler.capacity.placeholders import KEEPS, keeper_of
 from autoscaler.drivers.kubernetes import nodes
-from autoscaler.podspec import MANAGED_BY, PLACE, Pod, Toleration
+from autoscaler.podspec import MANAGED_BY, PLACE, Pod, Resources, Toleration
 from autoscaler.providers import ClusterAutoscaler
 from autoscaler.settings import Price
-from tests.contracts.provider import ProviderContract, one, order, release
+from autoscaler.world import World
+from tests.contracts.provider import ProviderContract, one, order, owned, release
 from tests.kit.played_autoscaler import FULL, NODE_S, PODS, PlayedAutoscaler
 from tests.kit.played_karpenter import pod
 from tests.kit.templates import T4_NODES
-from tests.kit.worlds import world
+from tests.kit.worlds import GI, world
 from tests.sim.virtual import run
 
 GROUP = ClusterAutoscaler(
@@ -32,8 +33,8 @@ GROUP = ClusterAutoscaler(
 ENGINE = {MANAGED_BY: WRITER, "pilotlight.dev/intent": "i"}
 
 
-def group_of(server: PlayedAutoscaler, **fields: Any) -> NodeGroup:
-    begin = world()
+def group_of(server: PlayedAutoscaler, begin: World | None = None, **fields: Any) -> NodeGroup:
+    begin = begin or world()
     tolerations = (Toleration(key="team", operator="Equal", value="a", effect="NoSchedule"),)
     told = replace(begin.settings, nodes=T4_NODES, pod=Pod(tolerations=tolerations), **fields)
     begin = replace(begin, settings=told)
@@ -123,6 +124,22 @@ def test_an_order_is_a_placeholder_for_all_devices_and_a_keeper_beside_it() -> N
         assert "cluster-autoscaler.kubernetes.io/safe-to-evict" not in place["metadata"]["annotations"]
         (term,) = keeper["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         assert term["labelSelector"]["matchLabels"] == {PLACE: made.id.name}
+
+    run(scenario())
+
+
+def test_the_placeholder_takes_what_its_owner_requests_beside_devices_and_the_keeper_next_to_nothing() -> None:
+    """Else a node is added on which its owner cannot start."""
+
+    async def scenario() -> None:
+        server = PlayedAutoscaler()
+        provider = group_of(server, owned(resources=Resources(requests={"cpu": "1500m", "memory": "48Gi"})))
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        place, keeper = (server.objects[f"{PODS}/{name}"] for name in (made.id.name, keeper_of(made.id.name)))
+        asked = place["spec"]["containers"][0]["resources"]["requests"]
+        assert asked == {"cpu": "1500m", "memory": str(48 * GI)}
+        assert keeper["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "1m", "memory": "8Mi"}}
 
     run(scenario())
 

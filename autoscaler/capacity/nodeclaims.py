@@ -36,8 +36,10 @@ def path(version: str, name: str = "") -> str:
     return f"/apis/{GROUP}/{version}/nodeclaims" + (f"/{name}" if name else "")
 
 
-def manifest(order: AcquireOrder, pool: Pool, variant: Variant) -> Object:
-    """The NodeClaim of an order."""
+def manifest(order: AcquireOrder, pool: Pool, variant: Variant, beside: Mapping[str, str]) -> Object:
+    """The NodeClaim of an order. `beside`: what its owner requests beside Devices, without room for which the node
+    would be of no use.
+    """
     reference: Object = pool.spec.get("nodeClassRef") or {}
     group = reference.get("group") or str(reference.get("apiVersion", "")).partition("/")[0]
     labels = {**pool.labels, **variant.labels}
@@ -45,8 +47,9 @@ def manifest(order: AcquireOrder, pool: Pool, variant: Variant) -> Object:
         labels[f"{group}/{str(reference.get('kind', '')).lower()}"] = reference["name"]
     spec = {key: said for key, said in pool.spec.items() if key not in {"requirements", "resources"}}
     spec["requirements"] = list(requirements(pool, variant.pinned))
-    if variant.shape.counted:
-        spec["resources"] = {"requests": {GPU: str(variant.shape.devices)}}
+    devices = {GPU: str(variant.shape.devices)} if variant.shape.counted else {}
+    if devices or beside:
+        spec["resources"] = {"requests": {**beside, **devices}}
     return {
         "apiVersion": f"{GROUP}/{pool.version}", "kind": "NodeClaim",
         "metadata": {

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from autoscaler.beside import requests_for
 from autoscaler.capacity import placeholders
 from autoscaler.capacity.addednodes import EXPECTED_S, Shape, Terms, offer, shape
 from autoscaler.capacity.base import RefusedError
@@ -62,9 +63,9 @@ class NodeGroup:
         names = {one["metadata"]["labels"][KEEPS] for one in there}
         if order.id.name not in names and len(there) >= self._group.nodes_max:
             raise RefusedError(f"{self._name} has {len(there)} nodes for us, which is its nodesMax")
-        tolerations, group = self._world().settings.pod.tolerations, self._group
-        made = placeholders.pods(order, group.node_labels, tolerations, group.image, group.priority_class)
-        for pod in made:
+        world = self._world()
+        beside = requests_for(world.models.get(order.owner), world.settings.pod)
+        for pod in placeholders.pods(order, self._group, world.settings.pod.tolerations, beside):
             await self._make(pod)
 
     async def _make(self, pod: Object) -> None:

@@ -15,7 +15,7 @@ from autoscaler.capacity.addednodes import Shape, shape
 from autoscaler.capacity.server import Object
 from autoscaler.leases import Bought
 from autoscaler.podspec import GPU
-from autoscaler.quantity import parse_milli
+from autoscaler.quantity import read_milli
 from autoscaler.settings import NodeKind, kind_of
 from autoscaler.taints import Taint
 
@@ -194,7 +194,7 @@ def _has(claim: Object, resource: str) -> int:
 
 def _milli(amount: object) -> int:
     try:
-        return parse_milli(str(amount))
+        return read_milli(str(amount))
     except ValueError:
         return 0
 

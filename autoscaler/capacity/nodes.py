@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from autoscaler.beside import requests_for
 from autoscaler.capacity import nodeclaims, nodepools
 from autoscaler.capacity.addednodes import EXPECTED_S, Terms, offer
 from autoscaler.capacity.base import RefusedError
@@ -70,14 +71,16 @@ class KarpenterNodes:
         if there is not None:
             self._mine(there)
             return
-        variants = nodepools.variants(pool, self._world().settings.nodes)
+        world = self._world()
+        variants = nodepools.variants(pool, world.settings.nodes)
         variant = next((one for one in variants if one.name == order.offer.name), None)
         if variant is None:
             raise RefusedError(f"NodePool {pool.name} has no such nodes (any more): {order.offer.name}")
         if not nodepools.left(pool, variant.shape, await self._claims(pool.version)):
             raise RefusedError(f"NodePool {pool.name} {pool.closed or 'has reached its limits'}")
+        beside = requests_for(world.models.get(order.owner), world.settings.pod)
         try:
-            await self._server.create(nodeclaims.path(pool.version), nodeclaims.manifest(order, pool, variant))
+            await self._server.create(nodeclaims.path(pool.version), nodeclaims.manifest(order, pool, variant, beside))
         except AnswerError as error:
             if error.status != CONFLICT:
                 refuse(error)

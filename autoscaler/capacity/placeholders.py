@@ -1,15 +1,16 @@
 """A Lease as two pods, where nodes are added for pods that are Pending (Cluster Autoscaler).
 
-Owns both manifests and their names. The placeholder asks for all Devices of one node of the group, which is why one is
-added; it has a lower priority than engines, so the scheduler takes it away when the first Replica is put there, and the
-plan does not count it. The keeper asks for next to nothing, goes where the placeholder is, and keeps the node from
-being removed as idle until the Lease is given back; its node is the Lease's. What the group has stands in labels that
-its description must have as well, or none would be added from zero. Pure.
+Owns both manifests and their names. The placeholder asks for all Devices of one node of the group and for what its
+owner requests beside them, which is why one is added; it has a lower priority than engines, so the scheduler takes it
+away when the first Replica is put there, and the plan does not count it. The keeper asks for next to nothing, goes
+where the placeholder is, and keeps the node from being removed as idle until the Lease is given back; its node is the
+Lease's. What the group has stands in labels that its description must have as well, or none would be added from zero.
+Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from autoscaler.capacity.nodeclaims import PROVIDER, WRITER, lease, notes
 from autoscaler.capacity.server import ENDED, Object
 from autoscaler.leases import AcquireOrder, Listed
 from autoscaler.podspec import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, PLACE, SAFE_TO_EVICT, Toleration
+from autoscaler.providers import ClusterAutoscaler
 from autoscaler.tenant import unix_seconds
 
 KEEPS: Final = OURS + "keeps"
@@ -42,9 +44,11 @@ def keeper_of(name: str) -> str:
 
 
 def pods(
-    order: AcquireOrder, labels: dict[str, str], tolerations: Sequence[Toleration], image: str, priority_class: str
+    order: AcquireOrder, group: ClusterAutoscaler, tolerations: Sequence[Toleration], beside: Mapping[str, str]
 ) -> tuple[Object, Object]:
-    """(keeper, placeholder): in the order in which they are made, so that no placeholder is without its keeper."""
+    """(keeper, placeholder): in the order in which they are made, so that no placeholder is without its keeper.
+    `beside`: what its owner requests beside Devices, without room for which the node would be of no use.
+    """
     borne: list[Object] = [{"key": GPU, "operator": "Exists"}]
     borne += [
         {key: said for key, said in (
@@ -54,10 +58,10 @@ def pods(
     ]  # fmt: skip
     name, of = order.id.name, {MANAGED_BY: WRITER, PROVIDER: order.id.provider}
     many = str(order.devices * order.offer.parts)
-    common: Object = {"tolerations": borne, "nodeSelector": dict(labels), "securityContext": _SECURITY,
+    common: Object = {"tolerations": borne, "nodeSelector": dict(group.node_labels), "securityContext": _SECURITY,
         "automountServiceAccountToken": False, "enableServiceLinks": False, "terminationGracePeriodSeconds": 0,
     }  # fmt: skip
-    beside = {"labelSelector": {"matchLabels": {PLACE: name}}, "topologyKey": HOST}
+    with_it = {"labelSelector": {"matchLabels": {PLACE: name}}, "topologyKey": HOST}
     keeper: Object = {
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
@@ -65,16 +69,16 @@ def pods(
             "annotations": {**notes(order), DO_NOT_DISRUPT: "true", SAFE_TO_EVICT: "false"},
         },
         "spec": {
-            **common, "containers": [_container(image, {"requests": LITTLE})],
-            "affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [beside]}},
+            **common, "containers": [_container(group.image, {"requests": LITTLE})],
+            "affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [with_it]}},
         },
     }  # fmt: skip
     placeholder: Object = {
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": name, "labels": {**of, PLACE: name}, "annotations": notes(order)},
         "spec": {
-            **common, "priorityClassName": priority_class,
-            "containers": [_container(image, {"requests": LITTLE, "limits": {GPU: many}})],
+            **common, "priorityClassName": group.priority_class,
+            "containers": [_container(group.image, {"requests": {**LITTLE, **beside}, "limits": {GPU: many}})],
         },
     }  # fmt: skip
     return keeper, placeholder

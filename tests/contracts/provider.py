@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from msgspec.structs import replace
@@ -18,6 +18,8 @@ from autoscaler.capacity.base import Provider, RefusedError
 from autoscaler.contract import ModelName
 from autoscaler.leasenames import name_of
 from autoscaler.leases import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder
+from autoscaler.world import World
+from tests.kit.worlds import model, world
 
 OWNER = ModelName("llama-8b")
 
@@ -51,6 +53,11 @@ def order(offer: Offer, number: int = 0, epoch: int = 1) -> AcquireOrder:
     """For that Offer, as few Devices as can be."""
     id = LeaseId(offer.provider, name_of(offer.provider, OWNER, number))
     return AcquireOrder(id=id, offer=offer, devices=offer.devices_min, owner=OWNER, epoch=epoch, due_s=1e9)
+
+
+def owned(**spec: Any) -> World:
+    """A World with the Model that those orders are for."""
+    return world([model(OWNER, **spec)])
 
 
 def release(of: AcquireOrder, *, uncommitted: bool = False) -> ReleaseOrder:
