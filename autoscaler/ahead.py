@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 from autoscaler import cron
 from autoscaler.delivery import NO_LEARNT, expected
+from autoscaler.lanes import Kind
 from autoscaler.model import Model, ReplicaWindow
+from autoscaler.sizing import spare_bytes
 from autoscaler.words import seconds
 from autoscaler.world import World
 
@@ -66,14 +68,18 @@ def _says(one: ReplicaWindow, begins_s: float, now_s: float) -> str:
 
 
 def _lead_s(world: World, model: Model) -> float:
-    """So long before a window what it needs is asked for."""
+    """So long before a window what it needs is asked for. What it could not use does not count: a start too early is
+    paid for.
+    """
     capacity = world.capacity
     history = world.histories.get(model.name)
     starts = sorted(() if history is None else history.starts_s)
+    takes, least_bytes = Kind(products=model.spec.gpu.models), model.memory_bytes - spare_bytes(model)
     brings = (
         expected(offer, capacity.learnt.get(offer.kind, NO_LEARNT)).p95_s
         for offers in capacity.offers.values()
         for offer in offers
+        if takes.rank(offer.product) is not None and least_bytes <= offer.memory_bytes // offer.parts
     )
     takes_s = max(brings, default=0.0) + STARTS * (starts[len(starts) // 2] if starts else AHEAD_S[0])
     return min(max(takes_s, AHEAD_S[0]), AHEAD_S[1])

@@ -19,7 +19,7 @@ from autoscaler.plan import plan
 from autoscaler.rules import check_model
 from autoscaler.world import World
 from tests.kit.offered import cloud, offer, offered, orders, told
-from tests.kit.worlds import T0, device, model, world
+from tests.kit.worlds import GI, T0, device, model, world
 
 NINE_S = datetime(2027, 1, 11, 9, tzinfo=UTC).timestamp()
 WINDOW = ReplicaWindow(cron="0 9 * * *", seconds=28_800.0, min=2)
@@ -93,6 +93,13 @@ def test_room_is_ordered_as_long_ahead_as_it_takes_and_of_the_cheapest_that_is_t
     late = plan(at(a, 120.0, slow, fast), T0).actions
     assert orders(late) == [("rack", 1)], "the cheaper one would not come in time"
     assert all("replicas.schedule keeps 1" in one.reason for one in late if isinstance(one, AcquireLease))
+
+
+def test_what_it_could_not_use_makes_no_window_count_earlier() -> None:
+    a = planned(replace(WINDOW, min=1))
+    a = replace(a, spec=replace(a.spec, gpu=replace(a.spec.gpu, models=("A100",))))
+    others = cloud("h100", product="H100", expected_s=None), cloud("little", memory_bytes=8 * GI, expected_s=900.0)
+    assert floor(at(a, 600.0, *others), a, T0) == floor(at(a, 600.0), a, T0)
 
 
 def test_what_nobody_can_say_when_is_asked_an_hour_ahead() -> None:
