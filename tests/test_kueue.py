@@ -17,6 +17,7 @@ from autoscaler.contract import ModelName
 from autoscaler.leases import NO_MARKS, Listed
 from autoscaler.podspec import GPU
 from autoscaler.providers import Kueue, ProviderSettings
+from autoscaler.settings import NodeSlicing
 from autoscaler.world import World
 from tests.contracts.provider import ProviderContract, order, release
 from tests.kit.fakekueue import NEWEST, FakeKueue
@@ -32,7 +33,7 @@ class KueueRig:
     """In virtual time; the played Kueue looks every second."""
 
     def __init__(self, gpus: int = 2, version: str = places.VERSIONS[0]) -> None:
-        self.gpus, self.version = gpus, version
+        self.gpus, self.version, self.settings = gpus, version, settings(4)
         self.server: PlayedServer
         self.kueue: FakeKueue
 
@@ -53,7 +54,7 @@ class KueueRig:
     def provider(self) -> KueuePlaces:
         """See Rig."""
         named = ProviderSettings(name="queue", kueue=Kueue(local_queue="serving"))
-        return KueuePlaces(named, self.server, NAMESPACE, lambda: World(epoch=1, settings=settings(4)), pod_of)
+        return KueuePlaces(named, self.server, NAMESPACE, lambda: World(epoch=1, settings=self.settings), pod_of)
 
     async def go_on(self, seconds: float = 2.0) -> None:
         """Kueue works so long."""
@@ -102,6 +103,22 @@ class TestKueuePlaces(ProviderContract):
     def rig(self) -> KueueRig:
         """See ProviderContract."""
         return KueueRig()
+
+
+@pytest.mark.parametrize(
+    ("slicing", "share"), [(None, 1), (NodeSlicing(kind="timeslice", replicas=3), 3), (NodeSlicing(kind="hami"), 1)]
+)
+def test_a_place_is_one_replicas_on_one_slice(slicing: NodeSlicing | None, share: int) -> None:
+    """Else it is thought that others fit in beside, who wait for it and only then ask for places of their own."""
+    rig, told = KueueRig(), settings()
+    rig.settings = replace(told, nodes=(replace(told.nodes[0], slicing=slicing),))
+
+    async def scenario() -> None:
+        (offer,) = await rig.provider().offers()
+        assert (offer.parts, offer.shared, offer.memory_bytes) == (1, False, (24 << 30) // share)
+        assert offer.price_per_hour == pytest.approx(0.5 / share)
+
+    rig.run(scenario())
 
 
 async def only(provider: Provider) -> Listed:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from autoscaler.capacity import places
 from autoscaler.capacity.addednodes import Terms, of_kinds
 from autoscaler.capacity.base import RefusedError
@@ -48,7 +50,7 @@ class KueuePlaces:
         if left <= 0:
             return ()
         terms = Terms("on-demand", left, self._named.expected_seconds, whole=False, queued=True)
-        return tuple(of_kinds(self._named.name, {}, terms, self._world().settings))
+        return tuple(map(_of_one, of_kinds(self._named.name, {}, terms, self._world().settings)))
 
     async def acquire(self, order: AcquireOrder) -> None:
         """See Provider."""
@@ -121,3 +123,9 @@ class KueuePlaces:
     async def _version(self) -> str:
         """Of Kueue's API here."""
         return served(await self._server.find(f"/apis/{places.API}"), places.VERSIONS)
+
+
+def _of_one(offer: Offer) -> Offer:
+    """A place is one Replica's, whatever Slices a Device has: who needs one as well asks for another place."""
+    each = offer.memory_bytes // offer.parts
+    return replace(offer, memory_bytes=each, price_per_hour=offer.price_per_hour / offer.parts, parts=1, shared=False)
