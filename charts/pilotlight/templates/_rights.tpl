@@ -51,19 +51,6 @@ true
 {{- end }}
 {{- end -}}
 
-{{/* Kinds of providers that the Settings name, once each, in the order of their names; and whether fabrics publish,
-     or did: with `publish: false` there is still the right to take back what was published. */}}
-{{- define "pilotlight.capacityKinds" -}}
-{{- $kinds := list }}
-{{- range (dig "capacity" list .Values.settings) }}
-{{- range $key := keys . }}
-{{- if not (has $key (list "name" "expectedSeconds" "hedge" "keepSeconds")) }}{{ $kinds = append $kinds $key }}{{ end }}
-{{- end }}
-{{- if hasKey (dig "redfish" dict .) "publish" }}{{ $kinds = append $kinds "publish" }}{{ end }}
-{{- end }}
-{{- $kinds | uniq | sortAlpha | join " " }}
-{{- end -}}
-
 {{/* What providers of more capacity may do in the whole cluster. */}}
 {{- define "pilotlight.capacityRules" -}}
 {{- $kinds := include "pilotlight.capacityKinds" . | splitList " " -}}

@@ -1,0 +1,42 @@
+{{/* Every kind of provider of more capacity. */}}
+{{- define "pilotlight.capacityKnown" -}}
+cro redfish karpenter clusterAutoscaler provisioningRequest kueue
+{{- end -}}
+
+{{/* Kinds of providers that the Settings name, once each, in the order of their names; and whether fabrics publish,
+     or did: with `publish: false` there is still the right to take back what was published. */}}
+{{- define "pilotlight.capacityKinds" -}}
+{{- $kinds := list }}
+{{- $known := include "pilotlight.capacityKnown" . | splitList " " }}
+{{- range (dig "capacity" list .Values.settings) }}
+{{- range $key := keys . }}
+{{- if has $key $known }}{{ $kinds = append $kinds $key }}{{ end }}
+{{- end }}
+{{- if hasKey (dig "redfish" dict .) "publish" }}{{ $kinds = append $kinds "publish" }}{{ end }}
+{{- end }}
+{{- $kinds | uniq | sortAlpha | join " " }}
+{{- end -}}
+
+{{/* Nothing; fails where an autoscaler would not start with what the Settings name. */}}
+{{- define "pilotlight.capacityChecked" -}}
+{{- $known := include "pilotlight.capacityKnown" . | splitList " " -}}
+{{- $names := list -}}
+{{- range (dig "capacity" list .Values.settings) -}}
+{{- $name := dig "name" "" . -}}
+{{- if not (include "pilotlight.cluster" $) -}}
+{{- fail "scope namespace: settings.capacity: leave it out: more capacity takes rights in the whole cluster" -}}
+{{- end -}}
+{{- if or (not $name) (has $name $names) -}}
+{{- fail (printf "settings.capacity: %s: each entry needs a name of its own" (quote $name)) -}}
+{{- end -}}
+{{- $names = append $names $name -}}
+{{- $kinds := list -}}
+{{- range $key := keys . | sortAlpha -}}{{- if has $key $known -}}{{- $kinds = append $kinds $key -}}{{- end -}}{{- end -}}
+{{- if ne (len $kinds) 1 -}}
+{{- fail (printf "settings.capacity: %s: expected exactly one of %s; there is %s" $name (join ", " $known) (join " and " $kinds | default "none")) -}}
+{{- end -}}
+{{- if and (dig "headroom" 0 .) (has (first $kinds) (list "provisioningRequest" "kueue")) -}}
+{{- fail (printf "settings.capacity: %s: headroom: a queue keeps none free: leave it out" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

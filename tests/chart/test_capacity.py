@@ -1,0 +1,69 @@
+"""Settings of more capacity in the chart's values: what the autoscaler would refuse the chart refuses, and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+import pytest
+from helm_python import HelmError
+
+from autoscaler.expected import WrongKeyError
+from autoscaler.providers import KINDS, QUEUES, ProviderSettings, check_providers
+from pilotlight.cli import cli
+from tests.kit.chart import pod_specs, texts
+
+TOLD: dict[str, Any] = {
+    "cro": {"model": "A100"},
+    "redfish": {"url": "https://fabric.example", "systems": {"w1": "/redfish/v1/Systems/1"}},
+    "karpenter": {"nodePool": "g4"},
+    "clusterAutoscaler": {"nodeLabels": {"pool": "g4"}},
+    "provisioningRequest": {"class": "check-capacity.autoscaling.x-k8s.io"},
+    "kueue": {"localQueue": "serving"},
+}
+CRO = {"name": "a", "cro": TOLD["cro"]}
+
+
+def read(*entries: dict[str, Any]) -> None:
+    """As the autoscaler reads them."""
+    check_providers(msgspec.convert(entries, tuple[ProviderSettings, ...]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_doctor_is_asked_for_the_kind_whatever_else_an_entry_says(kind: str) -> None:
+    entry = {"name": "a", kind: TOLD[kind], "expectedSeconds": 60, "hedge": True, "keepSeconds": 10}
+    entry |= {} if kind in QUEUES else {"headroom": 1}
+    said = {one.encode_name for one in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
+    assert said - entry.keys() <= {"headroom"}, "a key that is not tried here"
+    read(entry)
+    (spec,) = (spec for part, spec in pod_specs({"settings": {"capacity": [entry]}}) if part == "doctor")
+    name, *words = spec["containers"][0]["args"]
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    words = [word for word in words if not word.startswith("--settings=")]  # a file of the pod
+    assert command.make_context(name, words).params["capacity"] == (kind,)
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ([{"name": "a"}], "a: expected exactly one of cro, redfish, karpenter, .*; there is none"),
+        ([{**CRO, "kueue": TOLD["kueue"]}], "a: expected exactly one of .*; there is cro and kueue"),
+        ([{**CRO, "name": ""}], '"": each entry needs a name of its own'),
+        ([CRO, {**CRO, "cro": {"model": "B"}}], '"a": each entry needs a name of its own'),
+        ([{"name": "q", "kueue": TOLD["kueue"], "headroom": 2}], "q: headroom: a queue keeps none free"),
+    ],
+)
+def test_what_the_autoscaler_would_not_start_with_is_refused_in_a_sentence(
+    entries: list[dict[str, Any]], says: str
+) -> None:
+    with pytest.raises(WrongKeyError):
+        read(*entries)
+    with pytest.raises(HelmError, match=rf"settings\.capacity: {says}"):
+        texts({"settings": {"capacity": entries}})
+
+
+def test_more_capacity_is_of_a_whole_cluster() -> None:
+    with pytest.raises(HelmError, match=r"scope namespace: settings\.capacity: leave it out"):
+        texts({"scope": "namespace", "settings": {"capacity": [CRO]}})
