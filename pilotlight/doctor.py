@@ -19,7 +19,7 @@ from autoscaler.providers import KINDS, PUBLISH
 from autoscaler.settings import Settings
 from pilotlight import checks_here, show
 from pilotlight.checks import Finding, Grade, blocked
-from pilotlight.gathering import load_files
+from pilotlight.gathering import load_settings
 from pilotlight.listen import Address
 from pilotlight.options import FILE, listen_option, operations_option, output_option, state_option
 
@@ -47,7 +47,8 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
 @click.option("--volumes", is_flag=True, help="Engines see weights by volumes of their nodes (`agent.enabled`).")
 @click.option("--capacity", multiple=True, type=click.Choice(sorted({*KINDS, PUBLISH})),
               help=f"A kind of provider that Settings `capacity` has, or {PUBLISH}; repeatable.")  # fmt: skip
-@click.option("--settings", type=FILE, help="Settings (YAML), of whose `capacity` each entry is looked at.")
+@click.option("--settings", type=FILE,
+              help="Settings, or values of the chart (YAML), of whose `capacity` each entry is looked at.")  # fmt: skip
 @click.option("--account", default="", metavar="NAMESPACE:NAME", help="Whose rights to ask for; default: one's own.")
 @listen_option
 @operations_option
@@ -65,6 +66,7 @@ def doctor(  # noqa: PLR0917  click passes by keyword
     if cutting and cutting.count("/") != 1:
         raise click.UsageError("--cutting: expected NAMESPACE/NAME of a ConfigMap")
     if driver == "local":
+        _alone(settings=settings, capacity=capacity, account=account, cutting=cutting)
         findings = checks_here.machine(listen, ops, state)
     else:
         wanted: dict[str, object] = {
@@ -72,10 +74,19 @@ def doctor(  # noqa: PLR0917  click passes by keyword
             "adopted": None if adoption else adopt_in, "cordons": cordon, "volumes": volumes,
             "cutting": cutting.split("/") if cutting else None, "capacity": capacity,
         }  # fmt: skip
-        told = Settings() if settings is None else load_files([settings]).settings
+        told = Settings() if settings is None else load_settings(settings)
         findings = asyncio.run(_cluster(kubeconfig, wanted, told))
     tell(findings, output)
     raise SystemExit(1 if blocked(findings) else 0)
+
+
+def _alone(**clusters: object) -> None:
+    """Of options that only tell of a cluster none is given: else nobody sees that they were not looked at."""
+    for name, given in clusters.items():
+        if given:
+            raise click.UsageError(
+                f"--{name}: add --driver kubernetes: on one machine there is nothing to look at for it"
+            )
 
 
 async def _cluster(kubeconfig: Path | None, wanted: dict[str, object], told: Settings) -> list[Finding]:

@@ -16,13 +16,14 @@ import click
 import msgspec
 
 from artifacts import gguf
-from autoscaler import engines
+from autoscaler import engines, strict_yaml
 from autoscaler.artifact import STORED
 from autoscaler.contract import ModelName
 from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.drivers.base import Launcher
 from autoscaler.engines.installed import available
 from autoscaler.model import Model, ModelSpec
+from autoscaler.podspec import API_VERSION
 from autoscaler.rules import NAME_CHARS_MAX
 from autoscaler.settings import Settings
 from autoscaler.sizing import AS_ASKED, Given
@@ -170,6 +171,23 @@ def launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
 def load_files(paths: Sequence[Path]) -> Documents:
     """What the files say. Raises click.UsageError with one line."""
     return _check(_texts(paths))
+
+
+def load_settings(path: Path) -> Settings:
+    """What a document says; also without its head, as `settings` of the chart's values is, and what those values have
+    there. Raises click.UsageError with one line.
+    """
+    ((file, text),) = _texts([path])
+    try:
+        whole = strict_yaml.read(text)
+    except strict_yaml.YamlError:
+        whole = []  # which is told below
+    match whole:
+        case [dict() as bare] if not bare.keys() & {"apiVersion", "kind"}:
+            told = bare.get("settings", bare)
+            head = {"apiVersion": API_VERSION, "kind": "Settings"}
+            text = msgspec.json.encode({**head, **told}).decode() if isinstance(told, dict) else text
+    return _check([(file, text)]).settings
 
 
 def _texts(paths: Sequence[Path]) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+import click
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from autoscaler.drivers.records import StateDirectory
 from pilotlight import checks_cluster, checks_here, checks_nodes, checks_operator
 from pilotlight.checks import Finding
 from pilotlight.cli import cli
+from pilotlight.gathering import load_settings
 from pilotlight.listen import Address
 from tests.kit.fakenvml import FakeNvml
 
@@ -294,3 +296,38 @@ def test_with_scope_namespace_no_right_is_needed_in_the_whole_cluster() -> None:
 def test_no_right_stands_in_the_list_twice() -> None:
     named = [(one.group, one.resource, verb, one.where, one.name) for one in rights("cluster") for verb in one.verbs]
     assert len(named) == len(set(named))
+
+
+CAPACITY = "capacity: [{name: rack, cro: {model: A100}, headroom: 2}]\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n" + CAPACITY, CAPACITY,
+        f"image: {{tag: v1}}\nsettings:\n  {CAPACITY}",
+    ],
+    ids=["a document", "without its head", "values of the chart"],
+)  # fmt: skip
+def test_settings_are_read_as_people_have_them(tmp_path: Path, text: str) -> None:
+    (file := tmp_path / "settings.yaml").write_text(text)
+    (one,) = load_settings(file).capacity
+    assert (one.name, one.headroom) == ("rack", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("capacty: []", "capacty: unknown key"), ("settings: 3", "kind"), ("a: [", "line 1")],
+)
+def test_what_is_no_settings_is_named(tmp_path: Path, text: str, says: str) -> None:
+    (file := tmp_path / "settings.yaml").write_text(text)
+    with pytest.raises(click.UsageError, match=says):
+        load_settings(file)
+
+
+@pytest.mark.parametrize("words", [["--settings", "values.yaml"], ["--capacity", "cro"], ["--account", "a:b"]])
+def test_of_one_machine_nothing_is_left_unlooked_at(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(CAPACITY)
+    told = [str(tmp_path / word) if word.endswith(".yaml") else word for word in words]
+    done = CliRunner().invoke(cli, ["doctor", *told])
+    assert (done.exit_code, f"{words[0]}: add --driver kubernetes" in done.output) == (2, True)
