@@ -19,6 +19,8 @@ from autoscaler.part import Part
 from autoscaler.quantity import AUTO, Bytes, BytesOrAuto, parse_bytes, parse_bytes_or_auto
 
 BYTES_MAX = (1 << 63) - 1
+NAMED_MAX = 12
+"""Keys are all told where they are no more."""
 SIZE = "a size such as 16Gi or 500M"
 
 T = TypeVar("T")
@@ -47,6 +49,11 @@ def nearest(word: str, known: Collection[str]) -> str:
     """` (did you mean ...?)`, or nothing when no known word is near."""
     close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _all(known: Collection[str]) -> str:
+    """`; expected one of ...`, or nothing where that is more than anybody reads."""
+    return f"; expected one of {', '.join(known)}" if len(known) <= NAMED_MAX else ""
 
 
 def dotted(path: Path) -> str:
@@ -93,7 +100,7 @@ def _walk_part(value: dict[str, object], kind: type[Part], at: Path) -> None:
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for key in value:
         if key not in fields:
-            raise WrongKeyError((*at, key), f"unknown key{nearest(key, fields)}")
+            raise WrongKeyError((*at, key), f"unknown key{nearest(key, fields) or _all(fields)}")
     for name, field in fields.items():
         if name in value:
             _walk(value[name], field.type, (*at, name))

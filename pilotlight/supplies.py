@@ -163,9 +163,9 @@ KINDS: Mapping[str, Kind] = {
 }
 """As `capacity` names them."""
 _WHERE: Mapping[Mode, str] = {
-    "machine": "a cluster (`pilotlight autoscaler --cluster`)",
-    "namespace": "scope `namespace`",
-    "cluster": "scope `cluster`",
+    "machine": "a process of one machine",
+    "namespace": "one namespace (the chart with scope `namespace`)",
+    "cluster": "a cluster (the chart with scope `cluster`)",
 }
 
 
@@ -177,7 +177,7 @@ def check(settings: Settings, mode: Mode) -> None:
             if mode not in works:
                 where = " or ".join(_WHERE[one] for one in ("cluster", "namespace", "machine") if one in works)
                 raise click.UsageError(
-                    f"Settings: capacity[{position}].{name}: it works with {where} only: leave it out"
+                    f"Settings: capacity[{position}]: `{name}` works in {where} only: leave this entry out"
                 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import AsyncExitStack
 
 import click
@@ -61,8 +62,8 @@ def test_a_provider_that_cannot_work_here_is_refused_with_where_it_can(mode: Mod
     if fits:
         check(settings, mode)
     else:
-        said = r"Settings: capacity\[0\]\.cro: it works with scope `cluster` only: leave it out"
-        with pytest.raises(click.UsageError, match=said):
+        said = re.escape("`cro` works in a cluster (the chart with scope `cluster`) only: leave this entry out")
+        with pytest.raises(click.UsageError, match=rf"Settings: capacity\[0\]: {said}"):
             check(settings, mode)
 
 
