@@ -89,6 +89,8 @@ class _Ledger:
         able = sorted(filter(hopeful, lacking), key=order)
         self.wants, self.later_wants = able[:WANTS_MAX], {one.model for one in able[WANTS_MAX:]}
         self.vain = [one for one in lacking if not hopeful(one)]
+        self.some_day = self._hopeful(self.capacity.leases.values())
+        """Whether it could ever have any: what another has now, or what goes, is on offer again."""
         queued = {one.id for one in coming if self._stands(one)}
         self.queued = self._placed([one for one in coming if one.id in queued])
         self.hedged = covered(ground, self.wants, [one for one in coming if one.id not in queued and one.hedge])
@@ -333,9 +335,25 @@ class _Ledger:
         more = self._queued(queued) if queued is not None else self.said.get(want)
         if want in self.queued or want in self.asked:
             missing = missing._replace(never=False, ready_s=inf)
+        if missing.never and self.some_day(want):
+            missing = missing._replace(never=False, ready_s=self._again_s(want))
         if self.asks:
             missing = missing._replace(never=False, reason=f"{missing.reason}; providers of more are asked")
         return missing if more is None else missing._replace(reason=f"{missing.reason}; {more}")
+
+    def _again_s(self, want: Want) -> float | None:
+        """In so many seconds it could be ready on what is left alone until then; None: not all that it could use is."""
+        found_s = inf
+        for offer in (one for each in self.capacity.offers.values() for one in each):
+            if (
+                want.kind.rank(offer.product) is not None
+                and want.least.memory_bytes <= offer.memory_bytes // offer.parts
+            ):
+                bar = barred(self.capacity, offer.id, self.now_s)
+                if bar is None:
+                    return None
+                found_s = min(found_s, bar.until_s - self.now_s + self._expected(offer).p50_s)
+        return None if found_s == inf else found_s + self.ground.outlook.restart_s(want.model)
 
     def _queued(self, lease: Lease) -> str:
         """Nobody waits for it: that it was asked for is told beside what else is lacking."""

@@ -63,7 +63,7 @@ def virtual(world: World, offer: Offer, devices: Iterable[int], name: str) -> tu
 
 
 def to_come(world: World) -> tuple[Slice, ...]:
-    """All that could be added now, and that is on its way."""
+    """All that could be added now, that is on its way, or that goes: it is on offer again then."""
     capacity = world.capacity
     found = [
         one
@@ -71,7 +71,7 @@ def to_come(world: World) -> tuple[Slice, ...]:
         for offer in capacity.offers[provider]
         for one in virtual(world, offer, range(offer.devices_max), f"{TRIAL} {provider} {offer.name}")
     ]
-    coming = (lease for _, lease in sorted(capacity.leases.items()) if lease.here_s is None and not lease.leaving)
+    coming = (lease for _, lease in sorted(capacity.leases.items()) if lease.here_s is None or lease.leaving)
     return (*found, *(one for lease in coming for one in _awaited(world, lease)))
 
 

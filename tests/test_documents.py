@@ -193,7 +193,7 @@ def test_a_document_must_say_what_it_is() -> None:
     assert "kind: expected one of Model, Tenant, Settings (did you mean Model?)" in wrong(f"{HEAD}Modell")
     assert wrong("apiVersion: v1\nkind: Settings") == f"a.yaml: Settings: apiVersion: expected {API_VERSION}"
     assert wrong(config() + "---\n" + model(name="")) == "a.yaml: document 2: metadata.name: expected text"
-    assert wrong(config("spec: {}")) .startswith("a.yaml: Settings: spec: unknown key")
+    assert wrong(config("spec: {}")).startswith("a.yaml: Settings: spec: unknown key")
 
 
 @pytest.mark.parametrize("name", ["-a", "a-", "a b", "a\u00e4", "a" * 254, "a/"])

@@ -177,6 +177,26 @@ def test_the_words_of_who_offers_nothing_or_cannot_list_are_told() -> None:
     play(listing)
 
 
+def test_what_went_is_on_offer_again_at_once() -> None:
+    """Else those who need just that were told for a minute that there is none."""
+
+    async def act(desk: Desk) -> None:
+        desk.fake.pool = 1
+        await asyncio.sleep(1.0)
+        made = order(offer(devices_max=1))
+        desk.supplying.acquire(made)
+        await asyncio.sleep(300.0)
+        many = len(desk.seen)
+        desk.supplying.release(release(made))
+        await asyncio.sleep(10.0)
+        told = [(at_s, one) for at_s, one in desk.seen[many:]]
+        gone_s = next(at_s for at_s, one in told if isinstance(one, LeasesSeen) and not one.leases)
+        again_s = next(at_s for at_s, one in told if isinstance(one, OffersSeen) and one.offers)
+        assert again_s - gone_s <= 1.0
+
+    play(act)
+
+
 def test_a_list_is_not_of_later_than_what_was_still_to_be_done() -> None:
     class Slow(FakeProvider):
         async def acquire(self, order: AcquireOrder) -> None:

@@ -109,6 +109,8 @@ class _Desk:
         self._ordered, self._news = asyncio.Event(), asyncio.Event()
         self._done_s = clock()
         """When the last order was done, and none waited."""
+        self._listed: frozenset[str] = frozenset()
+        """The names of its Leases, as it said last."""
 
     def put(self, order: Order) -> None:
         """The same again waits once."""
@@ -156,25 +158,30 @@ class _Desk:
                 some = await self._offers()
                 offers_s = self._clock() + (OFFERS_S if some else none_s)
                 none_s = NONE_S if some else min(none_s * 2.0, OFFERS_S)
-            await self._list()
+            if await self._list():
+                offers_s = self._clock()  # what went may be had again
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(pace_s, max(REST_S, offers_s - self._clock()))):
                     await self._news.wait()
             pace_s = LIST_S[0] if self._news.is_set() else min(pace_s * 2.0, LIST_S[1])
             self._news.clear()
 
-    async def _list(self) -> None:
+    async def _list(self) -> bool:
+        """Whether any is gone."""
         began_s = self._done_s if self._orders else self._clock()
         try:
             async with asyncio.timeout(CALL_S_MAX):
                 leases = await self._provider.list()
         except Exception as error:  # noqa: BLE001  less is not all: what was known stays
             self._trouble(error, listing=True)
-            return
-        if len(leases) <= LISTED_MAX and len({one.name for one in leases}) == len(leases):
-            self._observe((LeasesSeen(provider=self._name, leases=leases, began_s=began_s),))
-        else:
+            return False
+        names = frozenset(one.name for one in leases)
+        if len(leases) > LISTED_MAX or len(names) != len(leases):
             self._observe((ProviderTroubled(provider=self._name, says="lists what cannot be", listing=True),))
+            return False
+        self._observe((LeasesSeen(provider=self._name, leases=leases, began_s=began_s),))
+        gone, self._listed = self._listed - names, names
+        return bool(gone)
 
     async def _offers(self) -> bool:
         """Whether there are any."""

@@ -1,0 +1,54 @@
+"""Who could have what is another's, left alone, or about to go is not refused for good."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.fitting import misfits
+from autoscaler.fold_capacity import BARRED_S
+from autoscaler.leases import LeaseRefused
+from autoscaler.observations import Reported
+from autoscaler.plan import plan
+from tests.kit.offered import A, acted, offer, surge, told
+from tests.kit.worlds import GI, T0, gateway, level
+
+LONE = offer(devices_max=1, shared=False)
+
+
+def test_who_waits_for_what_is_left_alone_is_told_when_it_could_be_there() -> None:
+    at, _ = acted(surge(LONE, waits_s=300.0))
+    (id,) = at.capacity.leases
+    at = told(at, LeaseRefused(id=id, reason="busy"), now_s=T0 + 1)
+    (unmet,) = plan(at, T0 + 2).unmet
+    start_s = plan(surge(LONE), T0).unmet[0].ready_s
+    assert start_s is not None
+    assert not unmet.never
+    assert unmet.ready_s == pytest.approx(BARRED_S[0] - 1 + start_s)
+    assert misfits(at) == {}
+
+
+def test_who_comes_after_another_that_had_the_last_one_waits() -> None:
+    at, _ = acted(surge(LONE))
+    at = replace(at, models={**at.models, ModelName("b"): replace(A, name=ModelName("b"))})
+    report = gateway(levels=[level("a", 1, wait_s=60.0), level("b", 1, wait_s=1.0)]).report
+    assert report is not None
+    found = {str(one.model): one for one in plan(told(at, Reported(report=replace(report, sequence=5))), T0 + 1).unmet}
+    assert found["a"].lease is not None
+    assert (found["b"].never, found["b"].lease, found["b"].ready_s) == (False, None, None)
+    assert misfits(at) == {}
+
+
+def test_what_is_being_given_back_may_be_had_again() -> None:
+    at, _ = acted(surge(LONE))
+    (lease,) = at.capacity.leases.values()
+    leases = {lease.id: replace(lease, release_s=T0 + 1)}
+    at = replace(at, capacity=replace(at.capacity, offers={"rack": ()}, leases=leases))
+    assert [one.never for one in plan(at, T0 + 2).unmet] == [False]
+    assert misfits(at) == {}
+
+
+def test_what_nobody_has_so_large_is_refused_at_once() -> None:
+    (unmet,) = plan(surge(offer(memory_bytes=8 * GI)), T0).unmet
+    assert unmet.never
