@@ -138,12 +138,25 @@ class _Ledger:
         return one
 
     def _stands(self, lease: Lease) -> bool:
-        """Whether nobody can say when it comes out of its queue."""
-        takes = self._expected(lease.offer)
-        if takes.p50_s == inf or not lease.offer.queued:
-            return takes.p50_s == inf
-        self.later(lease.asked_s + takes.p95_s)
-        return self.now_s >= lease.asked_s + takes.p95_s or (lease.listed is not None and lease.listed.dry)
+        """Whether nobody waits for what it brings out of its queue: nobody can say when that is, or no Call of its
+        owner waits for so long. Other rungs are taken meanwhile.
+        """
+        left_s, model = self._left_s(lease), self.world.models.get(lease.owner)
+        if left_s == inf or not lease.offer.queued:
+            return left_s == inf
+        self.later(lease.asked_s + self._expected(lease.offer).p95_s)
+        return model is not None and left_s + self._start_s(lease.owner) > model.spec.queue.wait_seconds_max
+
+    def _left_s(self, lease: Lease) -> float:
+        """So much longer it takes; infinite: nobody can say, or of a queue not any more."""
+        takes, past_s = self._expected(lease.offer), self.now_s - lease.asked_s
+        dry = lease.listed is not None and lease.listed.dry
+        if lease.offer.queued and (dry or past_s >= takes.p95_s):
+            return inf
+        return takes.left_s(past_s)
+
+    def _start_s(self, model: ModelName) -> float:
+        return self.ground.outlook.restart_s(model)
 
     def _placed(self, queued: Sequence[Lease]) -> dict[Want, LeaseId]:
         """Whom what is in queues stands for: its owner before all others, who ask for more meanwhile. Else the owner
@@ -323,18 +336,19 @@ class _Ledger:
         got = self.got.get(want)
         lease = None if got is None else self.leases.get(got) or self.others.get(got)
         if lease is not None:
-            left_s = self._expected(lease.offer).left_s(self.now_s - lease.asked_s)
+            left_s = self._left_s(lease)
             where = f" on {lease.offer.node}" if lease.offer.node else ""
             what = f"{lease.devices} x {lease.offer.product}{where}"
             reason = f"{lease.id.provider} brings {what}, in about {seconds(left_s)}"
-            ready_s = left_s + self.ground.outlook.restart_s(want.model)
+            ready_s = left_s + self._start_s(want.model)
             return missing._replace(
                 reason=reason, never=False, promised=True, slices=(), ready_s=ready_s, lease=lease.id
             )
         queued = self.leases.get(self.queued[want]) if want in self.queued else None
         more = self._queued(queued) if queued is not None else self.said.get(want)
         if want in self.queued or want in self.asked:
-            missing = missing._replace(never=False, ready_s=inf)
+            left_s = inf if queued is None else self._left_s(queued)
+            missing = missing._replace(never=False, ready_s=left_s + self._start_s(want.model))
         if missing.never and self.some_day(want):
             missing = missing._replace(never=False, ready_s=self._again_s(want))
         if self.asks:
@@ -353,13 +367,14 @@ class _Ledger:
                 if bar is None:
                     return None
                 found_s = min(found_s, bar.until_s - self.now_s + self._expected(offer).p50_s)
-        return None if found_s == inf else found_s + self.ground.outlook.restart_s(want.model)
+        return None if found_s == inf else found_s + self._start_s(want.model)
 
     def _queued(self, lease: Lease) -> str:
         """Nobody waits for it: that it was asked for is told beside what else is lacking."""
-        asked_s, listed = self.now_s - lease.asked_s, lease.listed
+        asked_s, listed, left_s = self.now_s - lease.asked_s, lease.listed, self._left_s(lease)
+        when = "cannot say when" if left_s == inf else f"brings it in about {seconds(left_s)}"
         said = "" if listed is None or not listed.says else f": {listed.says}"
-        return f"{lease.id.provider} was asked {seconds(asked_s)} ago, and cannot say when{said}"
+        return f"{lease.id.provider} was asked {seconds(asked_s)} ago, and {when}{said}"
 
     def _none(self) -> str:
         bars = ((of, one) for of, one in self.capacity.barred.items() if self.now_s < one.until_s)

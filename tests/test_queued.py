@@ -18,6 +18,7 @@ from tests.kit.offered import A, acted, arrived, cloud, offer, offered, orders, 
 from tests.kit.worlds import GI, T0, device, gateway, level, world
 
 DAYS_S = 3 * 86_400
+WAITS_S = A.spec.queue.wait_seconds_max
 
 
 def queue(**fields: object) -> Offer:
@@ -45,7 +46,9 @@ def test_a_request_is_one_for_three_days_whatever_was_expected_or_learnt(
         at = later(told(at, OffersSeen(provider="cloud", offers=(of,)), now_s=now_s), now_s)
         found = plan(at, now_s)
         assert not [one for one in found.actions if isinstance(one, (AcquireLease, ReleaseLease))]
-        assert (found.unmet[0].lease is not None) == (now_s < T0 + p95_s < inf), "no Call is parked for longer"
+        (unmet,) = found.unmet
+        assert unmet.ready_s is not None
+        assert unmet.lease is None or (now_s < T0 + p95_s and unmet.ready_s <= WAITS_S), "no Call is parked for longer"
     assert len(at.capacity.leases) == 1
 
 
@@ -114,3 +117,20 @@ def test_what_comes_is_used_and_given_back_as_any_other() -> None:
     here = arrived(waits(at, T0 + DAYS_S), T0 + DAYS_S, "cloud", node="n9")
     _, done = acted(here, T0 + DAYS_S)
     assert [type(one).__name__ for one in done] == ["StartReplica"]
+
+
+def test_other_rungs_are_taken_while_a_queue_takes_longer_than_any_call_waits() -> None:
+    """It was 8 hours once: who waits for 20 minutes is not told for 20 hours to wait for it."""
+    of = queue(expected_s=None)
+    at, done = acted(told(surge(of), learnt(of, 8 * 3600.0)))
+    assert orders(done) == [("cloud", 1)]
+    (unmet,) = plan(later(at, T0 + 60), T0 + 60).unmet
+    assert (unmet.lease, unmet.never) == (None, False)
+    assert unmet.ready_s is not None
+    assert 7 * 3600.0 < unmet.ready_s < 9 * 3600.0, "which its Calls are told at once"
+    assert "cloud was asked 60 s ago, and brings it in about" in unmet.reason
+    free = ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),))
+    seen = told(later(at, T0 + 90), *free, LeasesSeen(provider="rack", leases=(), began_s=T0 + 90), now_s=T0 + 90)
+    after, done = acted(seen, T0 + 90)
+    assert (orders(done), releases(done)) == ([("rack", 1)], [])
+    assert len(after.capacity.leases) == 2, "its place is kept"
