@@ -29,7 +29,6 @@ from autoscaler.capacity.using import in_use
 from autoscaler.groups import most
 from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.prices import Prices
-from autoscaler.words import unaddressed
 from autoscaler.world import World
 
 NODES = "/api/v1/nodes"
@@ -281,7 +280,7 @@ class CroFabric:
         if leaving and not mine:
             return None
         online = [one for one in mine if one.state == objects.ONLINE]
-        wrong = [unaddressed(one) for one in (*(one.error for one in mine), request.error) if one] or [""]
+        wrong = [one for one in (*(one.error for one in mine), request.error) if one] or [""]
         there = [one for one in mine if one.device_id] if leaving else online
         ids = tuple(f"{request.node}/{one.device_id}" for one in there)
         offer = self._offer(Site(request.node, 0), note.devices)
