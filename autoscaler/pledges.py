@@ -97,13 +97,16 @@ def pledge(one: Awaited, world: World, leases: Collection[Lease], now_s: float) 
     return Pledge(one, offer=rest)
 
 
-def published(world: World, now_s: float) -> Published | None:
-    """As it is now; None: it is not known yet, and what is there stays."""
+def published(world: World, now_s: float, were: Collection[str] = ()) -> Published | None:
+    """As it is now; None: it is not known yet, and what is there stays. `were`: providers that the Settings named once.
+    What claims were given of others is for another installation of the cluster to tell.
+    """
     unknown = publishing(world) - (world.capacity.offers.keys() & world.capacity.listed_s.keys())
     if not world.leads or (unknown and now_s < world.leading_since_s + UNKNOWN_S):
         return None
     leases = [*world.capacity.leases.values()]
-    found = [pledge(one, world, leases, now_s) for one in world.capacity.awaited]
+    ours = {*were, *(one.name for one in world.settings.capacity)}
+    found = [pledge(one, world, leases, now_s) for one in world.capacity.awaited if one.provider in ours]
     told = tuple(_told(found))
     over = {one.uid for one in told}
     waiting = [one for one in found if one.awaited.uid not in over]

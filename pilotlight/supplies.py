@@ -198,12 +198,12 @@ class Supplies:
         self._entries: tuple[ProviderSettings, ...] = ()
         """Of which Providers are made now: those that the Settings name, and those with Leases still."""
         self._supplying = Supplying({}, observe, clock)
-        self._delaying = Delaying(server, world, leads)
+        self._delaying = Delaying(server, world, leads, places[1:])
         self._guarding = Guarding(server, places[0], world, leads)
         self._publishing = Publishing(server, places[1], self._published, clock)
         self._remembering = Remembering(server, places[1:], world, observe, leads)
-        self._composes = False
-        """The Settings name a fabric, or did: what was published of it is withdrawn."""
+        self._fabrics = set[str]()
+        """That the Settings name, or did: what was published of them is withdrawn, and who was given it is told."""
 
     def acquire(self, order: AcquireOrder) -> None:
         """See Supplier."""
@@ -240,8 +240,8 @@ class Supplies:
     def _published(self) -> Published | None:
         """What is to be shown of fabrics now, where that is ours to do."""
         world = self._world()
-        self._composes |= any(one.redfish is not None for one in world.settings.capacity)
-        return published(world, self._clock()) if self._composes and self._leads() else None
+        self._fabrics |= {one.name for one in world.settings.capacity if one.redfish is not None}
+        return published(world, self._clock(), self._fabrics) if self._fabrics and self._leads() else None
 
     async def run(self) -> None:
         """Until cancelled. An order that was not performed yet when the Settings changed is given anew by the loop."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 
 import pytest
 from msgspec.structs import replace
 
 from autoscaler.attached import lent
-from autoscaler.capacity.delaying import DELAY, NODES, Delaying
+from autoscaler.capacity.delaying import DELAY, NODES, Delaying, key_of
 from autoscaler.capacity.server import AnswerError
 from autoscaler.capacity.upkeep import REST_S
 from autoscaler.leases import LeasesSeen
@@ -19,6 +20,10 @@ from tests.kit.offered import acted, arrived, cloud, listed, offer, shown, surge
 from tests.kit.worlds import T0
 from tests.sim.virtual import run
 
+HOME = "pilotlight", "pilotlight"
+KEY = key_of(*HOME)
+OTHERS = key_of("elsewhere", "pilotlight")
+
 
 class Bench:
     """Two nodes, and what is known of Leases."""
@@ -27,7 +32,7 @@ class Bench:
         self.server, self.writes, self.world = PlayedServer(lambda: 0.0), True, World(epoch=1)
         for name in ("w1", "w2"):
             self.server.put(f"{NODES}/{name}", {})
-        self.one = Delaying(self.server, lambda: self.world, lambda: self.writes)
+        self.one = Delaying(self.server, lambda: self.world, lambda: self.writes, HOME)
         self.task = asyncio.create_task(self.one.run())
 
     async def looks(self, world: World) -> list[str]:
@@ -35,8 +40,12 @@ class Bench:
         self.world = world
         self.one.look()
         await asyncio.sleep(0.1)
-        nodes = await self.server.items(NODES)
-        return [one["metadata"]["name"] for one in nodes if DELAY in (one["metadata"].get("annotations") or {})]
+        return self.saying(KEY)
+
+    def saying(self, key: str) -> list[str]:
+        """Nodes that have an annotation."""
+        nodes = [one["metadata"] for _, one in sorted(self.server.objects.items())]
+        return [one["name"] for one in nodes if key in (one.get("annotations") or {})]
 
 
 def bench(scenario: Callable[[Bench], Coroutine[object, object, None]]) -> None:
@@ -88,13 +97,44 @@ def test_the_annotation_comes_with_the_first_device_and_goes_with_the_last() -> 
 
 def test_who_begins_to_lead_takes_away_what_is_out_of_date_once_all_leases_are_known() -> None:
     async def scenario(of: Bench) -> None:
-        of.server.put(f"{NODES}/w2", {"metadata": {"annotations": {DELAY: "true"}}})
+        of.server.put(f"{NODES}/w2", {"metadata": {"annotations": {KEY: "true"}}})
         silent = attached()
         silent = replace(silent, capacity=replace(silent.capacity, listed_s={}))
         assert await of.looks(silent) == ["w1", "w2"], "what is known is said, and what may be is kept"
         assert await of.looks(attached()) == ["w1"]
 
     bench(scenario)
+
+
+def test_what_another_installation_says_of_its_own_devices_stays() -> None:
+    async def scenario(of: Bench) -> None:
+        for name in ("w1", "w2"):
+            of.server.put(f"{NODES}/{name}", {"metadata": {"annotations": {OTHERS: "true"}}})
+        assert await of.looks(attached()) == ["w1"]
+        assert not await of.looks(gone(attached()))
+        assert of.saying(OTHERS) == ["w1", "w2"]
+
+    bench(scenario)
+
+
+def test_what_was_said_by_a_key_that_all_had_goes_where_ours_takes_its_place_and_nowhere_else() -> None:
+    async def scenario(of: Bench) -> None:
+        for name in ("w1", "w2"):
+            of.server.put(f"{NODES}/{name}", {"metadata": {"annotations": {DELAY: "true"}}})
+        assert await of.looks(attached()) == ["w1"]
+        assert of.saying(DELAY) == ["w2"], "another installation may have something there"
+        assert len(of.server.writes) == 1, "there is no moment at which nothing is said"
+
+    bench(scenario)
+
+
+def test_the_key_of_an_installation_is_valid_whatever_its_namespace_and_nobody_elses() -> None:
+    keys = {key_of(home, lease) for home in ("a", "b" * 63, "b" * 62 + "c") for lease in ("pilotlight", "x" * 63)}
+    assert len(keys) == 6
+    for key in keys:
+        prefix, _, name = key.partition("/")
+        assert prefix == "delay-deletion.cluster-autoscaler.kubernetes.io"
+        assert re.fullmatch(r"[a-z0-9][a-z0-9-]{0,61}[a-z0-9]", name)
 
 
 def test_who_does_not_lead_writes_nothing() -> None:

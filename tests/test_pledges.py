@@ -25,9 +25,9 @@ RACK = ProviderSettings(
 D0, D1 = device_of("A100", 0), device_of("A100", 1)
 
 
-def claim(*devices: str, name: str = "c", **status: Any) -> dict[str, Any]:
+def claim(*devices: str, name: str = "c", pool: str = "rack/w1", **status: Any) -> dict[str, Any]:
     """As the scheduler wrote it."""
-    results = [{"request": "gpu", "driver": DRIVER, "pool": "rack/w1", "device": one} for one in devices]
+    results = [{"request": "gpu", "driver": DRIVER, "pool": pool, "device": one} for one in devices]
     given = {"allocation": {"allocationTimestamp": "2026-01-01T00:00:00Z", "devices": {"results": results}}}
     reserved = {"reservedFor": [{"resource": "pods", "name": "p", "uid": "p1"}]}
     return {"metadata": {"namespace": "n", "name": name, "uid": f"u-{name}"}, "status": {**given, **reserved, **status}}
@@ -186,6 +186,17 @@ def test_what_others_take_of_it_stays_and_what_nobody_takes_goes_back_and_is_not
     assert not orders(plan(again, idle_s).actions)
 
 
+def test_what_a_claim_was_given_of_another_installation_is_for_that_one_to_tell() -> None:
+    theirs = claim(D0, name="theirs", pool="rackb/w1")
+    assert not said(fabric(awaited=waits(theirs)))
+    assert not acted(fabric(awaited=waits(theirs)))[1], "nor to order"
+    both = claim(D0)
+    both["status"]["allocation"]["devices"]["results"] += theirs["status"]["allocation"]["devices"]["results"]
+    after, _ = acted(fabric(awaited=waits(both)))
+    assert not said(after)
+    assert said(arrived(after, T0 + 10), T0 + 10) == [(RESCHEDULE, "Attached")], "of ours all is here"
+
+
 # --- what is published ------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +227,10 @@ def test_a_device_says_what_the_drivers_of_nodes_would_and_that_it_must_come_fir
 def test_nothing_is_published_unless_the_settings_say_so_nor_said_before_it_is_known() -> None:
     assert published(fabric(publish=False), T0) == Published()
     assert said(fabric(publish=False, awaited=waits(claim(D0)))) == [(FAILED, "NotPublished")]
+    ended = replace(fabric(awaited=waits(claim(D0))), settings=Settings())
+    found = published(ended, T0, {"rack"})
+    assert found is not None
+    assert [one.name for one in found.told] == ["c"], "the Settings did name it"
     begin = fabric()
     new = replace(begin, leading_since_s=T0, capacity=replace(begin.capacity, listed_s={}))
     assert published(new, T0 + 1.0) is None, "what the leader before published stays"

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.actions import Plan
+from autoscaler.awaited import Awaited
 from autoscaler.capacity.base import Provider
 from autoscaler.capacity.supplying import CLOSING, Told
 from autoscaler.leases import (
@@ -171,6 +172,30 @@ def test_who_is_named_for_a_redfish_service_takes_over_what_another_name_had_the
         house.tell(one, ProviderSettings(name="pod2", redfish=pod))
         await asyncio.sleep(1.0)
         assert [seen for seen in house.seen if isinstance(seen, ProvidersSeen)][-1].providers == ("pod2",)
+        task.cancel()
+
+    run(scenario())
+
+
+def test_claims_of_a_fabric_that_was_named_once_are_told_and_no_other_installations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        house = House(monkeypatch)
+        monkeypatch.setattr(supplies, "KINDS", {"redfish": Kind(house._make, frozenset({"cluster"}))})
+        one = house.supplies()
+        pod = Redfish(url="https://fabric.example:8443", systems={"w1": "1"}, secret_ref="fabric", publish=True)
+        house.world = replace(house.world, leads=True, leading_since_s=-500.0)
+        task = asyncio.create_task(one.run())
+        await asyncio.sleep(1.0)
+        house.tell(one, ProviderSettings(name="pod", redfish=pod))
+        await asyncio.sleep(1.0)
+        waits = [Awaited("n", name, name, name, "w1", "kind", ("gpu-kind-0",)) for name in ("pod", "pod2")]
+        house.world = replace(house.world, capacity=Capacity(awaited=tuple(waits)))
+        house.tell(one)
+        found = one._published()
+        assert found is not None
+        assert [told.name for told in found.told] == ["pod"]
         task.cancel()
 
     run(scenario())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 
 from msgspec.structs import replace
 
+from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.supplying import CALL_S_MAX, LIST_S, OFFERS_S, Supplying, Told
 from autoscaler.leases import (
     AcquireOrder,
@@ -30,10 +31,10 @@ from tests.sim.virtual import run
 class Desk:
     """One Provider, and all that was said of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[FakeProvider]) -> None:
         loop = asyncio.get_running_loop()
         self.now = loop.time
-        self.fake = FakeProvider("rack", loop.time, loop.call_later, (offer(),), fate=lambda _: Fate(after_s=1e6))
+        self.fake = kind("rack", loop.time, loop.call_later, (offer(),), fate=lambda _: Fate(after_s=1e6))
         self.seen: list[tuple[float, Told]] = []
         self.supplying = Supplying({"rack": self.fake}, self._take, loop.time, frozenset({"rack"}))
 
@@ -47,9 +48,9 @@ class Desk:
         return [one for _, one in self.seen if isinstance(one, LeaseRefused)]
 
 
-def play(act: Callable[[Desk], Coroutine[object, object, None]]) -> None:
+def play(act: Callable[[Desk], Coroutine[object, object, None]], kind: type[FakeProvider] = FakeProvider) -> None:
     async def whole() -> None:
-        desk = Desk()
+        desk = Desk(kind)
         task = asyncio.create_task(desk.supplying.run())
         await act(desk)
         task.cancel()
@@ -224,6 +225,37 @@ def test_a_list_is_not_of_later_than_what_was_still_to_be_done() -> None:
         task.cancel()
 
     run(whole())
+
+
+def test_whatever_a_provider_says_is_told_without_addresses() -> None:
+    said = 'dial tcp 10.0.3.7:443: i/o timeout, Post "https://ec2.eu-west-1.amazonaws.com/"'
+    told = 'dial tcp (address): i/o timeout, Post "(address)"'
+
+    class Talks(FakeProvider):
+        """What it says others said first: a condition, an event, a webhook."""
+
+        async def list(self) -> tuple[Listed, ...]:
+            if self.away:
+                raise RefusedError(said)
+            return tuple([replace(one, says=said) for one in await super().list()])
+
+    async def act(desk: Desk) -> None:
+        await asyncio.sleep(0.1)
+        desk.supplying.acquire(order(offer()))
+        await asyncio.sleep(1.0)
+        assert [one.says for one in desk.lists()[-1].leases] == [told]
+        desk.fake.fate = lambda _: Fate(refused=said)
+        desk.supplying.acquire(order(offer(), 1))
+        desk.fake.closed = said
+        await asyncio.sleep(OFFERS_S)
+        assert [one.reason for one in desk.refused()] == [told]
+        assert [one.closed for _, one in desk.seen if isinstance(one, OffersSeen)][-1] == told
+        desk.fake.away = True
+        await asyncio.sleep(OFFERS_S)
+        says = {one.says for _, one in desk.seen if isinstance(one, ProviderTroubled) and one.listing}
+        assert says == {f"cannot say what it has: {told}"}
+
+    play(act, Talks)
 
 
 def test_a_call_that_hangs_is_given_up_and_the_next_goes_on() -> None:

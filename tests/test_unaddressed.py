@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.capacity.server import AnswerError
+from autoscaler.capacity.base import RefusedError
+from autoscaler.capacity.bookings import Condition
+from autoscaler.capacity.places import accepts
+from autoscaler.capacity.server import SAID_MAX, AnswerError
 from autoscaler.words import unaddressed
 
 
@@ -32,3 +35,16 @@ def test_what_an_api_server_says_is_told_so() -> None:
     assert "10.0.0.7" not in str(
         AnswerError(500, "InternalError", 'failed calling webhook: Post "https://10.0.0.7:9443"')
     )
+
+
+def test_what_is_refused_is_told_so() -> None:
+    assert (
+        str(RefusedError("pool g4 is not ready: dial tcp 10.0.0.7:443")) == "pool g4 is not ready: dial tcp (address)"
+    )
+
+
+def test_no_address_is_cut_in_half_and_not_known_any_more() -> None:
+    message = "x" * (SAID_MAX - len("X: 10.96.0")) + " 10.96.0.1:443"
+    assert "10.96" not in Condition(True, "X", message, 0.0).says()
+    queue = {"status": {"conditions": [{"type": "Active", "status": "False", "reason": "X", "message": message}]}}
+    assert "10.96" not in accepts(queue)

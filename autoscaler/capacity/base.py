@@ -10,12 +10,16 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, runtime_checkable
 
 from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.words import unaddressed
 
 
 class RefusedError(Exception):
     """It will not: there is none, a quota is used up, or the order is wrong. Nothing of it is there. `str()` says why,
-    for people, without an address or a secret.
+    for people, without a secret; addresses, which the words of others may have, are taken out here.
     """
+
+    def __init__(self, says: str) -> None:
+        super().__init__(unaddressed(says))
 
 
 class Provider(Protocol):

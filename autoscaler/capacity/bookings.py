@@ -18,6 +18,7 @@ from autoscaler.contract import ModelName
 from autoscaler.leases import AcquireOrder, Listed, Marks, Offer
 from autoscaler.podspec import GPU, MANAGED_BY, OURS
 from autoscaler.tenant import unix_seconds
+from autoscaler.words import unaddressed
 from autoscaler.world import NodeId
 
 API: Final = "autoscaling.x-k8s.io/v1"
@@ -53,8 +54,8 @@ class Condition(NamedTuple):
     since_unix_s: float
 
     def says(self) -> str:
-        """For people."""
-        return ": ".join(filter(None, (self.reason, self.message)))[:SAID_MAX]
+        """For people: half an address would not be known for one."""
+        return unaddressed(": ".join(filter(None, (self.reason, self.message))))[:SAID_MAX]
 
 
 class Node(NamedTuple):

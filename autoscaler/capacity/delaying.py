@@ -1,13 +1,15 @@
 """Has who removes nodes wait while Devices of a fabric are there by Leases of ours, which would go with the node. I/O.
 
-Owns one annotation of nodes, by which Cluster Autoscaler waits (2 minutes at most, `--node-deletion-delay-timeout`)
-after the pods of a node have gone and before it deletes the node: time to prove the Devices clean and to detach them.
-Promises: it is written with the first Device and taken away with the last; what fails: see Upkeep. Whoever does not
-lead writes nothing; whoever begins to lead finds what was written before. It decides nothing about Leases.
+Owns one annotation of nodes, its installation's own, by which Cluster Autoscaler waits (2 minutes at most,
+`--node-deletion-delay-timeout`) after the pods of a node have gone and before it deletes the node: time to prove the
+Devices clean and to detach them. Promises: it is written with the first Device and taken away with the last; what
+fails: see Upkeep. Whoever does not lead writes nothing; whoever begins to lead finds what was written before. It
+decides nothing about Leases.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from math import inf
 from typing import Final
@@ -19,14 +21,22 @@ from autoscaler.world import World
 
 NODES: Final = "/api/v1/nodes"
 DELAY: Final = "delay-deletion.cluster-autoscaler.kubernetes.io/pilotlight"
+"""Alone it is all installations', as it once was: nobody writes it any more, nor takes it from where others may have
+something. What follows it here is one's own (`key_of`).
+"""
+NAMED_MAX: Final = 40
+"""Characters of a namespace in it: behind the slash a key has 63."""
 
 
 class Delaying(Upkeep):
     """`leads`: whether this process may write. A listener of the loop (`look`)."""
 
-    def __init__(self, server: Server, world: Callable[[], World], leads: Callable[[], bool]) -> None:
+    def __init__(
+        self, server: Server, world: Callable[[], World], leads: Callable[[], bool], place: tuple[str, str]
+    ) -> None:
+        """`place`: our own namespace, and what the Lease of leadership is called."""
         super().__init__(self._write, "nodes are not kept for their detached GPUs")
-        self._server, self._world, self._leads = server, world, leads
+        self._server, self._world, self._leads, self._key = server, world, leads, key_of(*place)
         self._noted: set[str] | None = None
         """Nodes that say so; None: it must be read."""
 
@@ -49,20 +59,26 @@ class Delaying(Upkeep):
         if self._noted is None:
             nodes = await self._server.items(NODES)
             self._noted = {
-                one["metadata"]["name"] for one in nodes if DELAY in (one["metadata"].get("annotations") or {})
+                one["metadata"]["name"] for one in nodes if self._key in (one["metadata"].get("annotations") or {})
             }
         for node, keep in _differ(world, self._noted):
-            await self._note(node, "true" if keep else None)
+            await self._note(node, {self._key: "true", DELAY: None} if keep else {self._key: None})
             self._noted = self._noted | {node} if keep else self._noted - {node}
         return inf
 
-    async def _note(self, node: str, said: str | None) -> None:
+    async def _note(self, node: str, said: dict[str, str | None]) -> None:
         """A node that is gone says nothing any more."""
         try:
-            await self._server.patch(f"{NODES}/{node}", {"metadata": {"annotations": {DELAY: said}}})
+            await self._server.patch(f"{NODES}/{node}", {"metadata": {"annotations": said}})
         except AnswerError as error:
             if error.status != NOT_FOUND:
                 raise
+
+
+def key_of(home: str, lease: str) -> str:
+    """An installation's annotation: of several in one cluster none takes away what another says."""
+    digest = hashlib.sha256(f"{home}/{lease}".encode()).hexdigest()[:8]
+    return f"{DELAY}-{home[:NAMED_MAX]}-{digest}"
 
 
 def _differ(world: World, noted: set[str]) -> list[tuple[str, bool]]:

@@ -29,7 +29,6 @@ from autoscaler.capacity.using import in_use
 from autoscaler.groups import most
 from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.prices import Prices
-from autoscaler.words import unaddressed
 from autoscaler.world import World
 
 NODES = "/api/v1/nodes"
@@ -40,7 +39,9 @@ TRIES = 5
 REST_S = 1.0
 """From one time that something is told to have changed to the next."""
 FRESH_S = 60.0
-"""So old what others read as the last use of a Device of ours may be; they take it for idle after 600 s."""
+"""So old what others read as the last use of a Device of ours may be; they take it for idle after 600 s. What is marked
+to go was used last when it was marked: longer than this no order takes.
+"""
 PARTIAL_S = 90.0
 """When some of a Lease is there, the rest is waited for so long if the operator says that something is wrong."""
 
@@ -188,22 +189,39 @@ class CroFabric:
         request = seen.noted(name)
         if request is None or (request.notes[name].leaving and not order.force):
             return
-        mine = objects.whose(request, seen.resources)[name]
-        if order.uncommitted and any(one.device_id for one in mine):
-            return
-        uuids = {one.device_id for one in mine if one.device_id}
-        if uuids and not order.force and await in_use(self._server, request.node, uuids):
+        shares = objects.whose(request, seen.resources)
+        mine = shares.pop(name)
+        if await self._stays(order, request.node, mine):
+            await self._unmark(request, {**shares, name: mine})
             return
         for one in mine if order.force else ():
             await self._server.patch(f"{RESOURCES}/{one.name}", {"spec": {"force_detach": True}})
         if request.notes[name].leaving:
             return
+        await self._unmark(request, shares)
         for one in mine:
-            change = {"labels": {objects.LEASE: name}, "annotations": {objects.VICTIM: "true"}}
+            marked = {objects.VICTIM: "true", objects.LAST_USED: _stamp(self._server.unix_s())}
+            change = {"labels": {objects.LEASE: name}, "annotations": marked}
             await self._server.patch(f"{RESOURCES}/{one.name}", {"metadata": change})
         after = {name: replace(request.notes[name], leaving=True) if mine else None}
         change = objects.sized(request.version, objects.without(request, name), after)
         await self._server.patch(f"{REQUESTS}/{request.name}", change)
+
+    async def _stays(self, order: ReleaseOrder, node: str, mine: Sequence[Resource]) -> bool:
+        """Whether what was to be given back may not be."""
+        uuids = {one.device_id for one in mine if one.device_id}
+        if not uuids or order.uncommitted:
+            return bool(uuids)
+        return not order.force and bool(await in_use(self._server, node, uuids))
+
+    async def _unmark(self, request: Request, shares: Mapping[str, Sequence[Resource]]) -> None:
+        """Of what is not given back none is to go first: an order marked it, and the size was not changed after all.
+        There is one order at a time, so it is none of now.
+        """
+        ours = {name for name in request.live if request.notes[name].provider == self._name}
+        for one in (one for name in sorted(ours & shares.keys()) for one in shares[name] if one.victim):
+            change = {"resourceVersion": one.version, "annotations": {objects.VICTIM: None}}
+            await self._server.patch(f"{RESOURCES}/{one.name}", {"metadata": change})
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -262,7 +280,7 @@ class CroFabric:
         if leaving and not mine:
             return None
         online = [one for one in mine if one.state == objects.ONLINE]
-        wrong = [unaddressed(one) for one in (*(one.error for one in mine), request.error) if one] or [""]
+        wrong = [one for one in (*(one.error for one in mine), request.error) if one] or [""]
         there = [one for one in mine if one.device_id] if leaving else online
         ids = tuple(f"{request.node}/{one.device_id}" for one in there)
         offer = self._offer(Site(request.node, 0), note.devices)
@@ -294,13 +312,16 @@ class CroFabric:
     # --- what is kept tidy --------------------------------------------------------------------------------------------
 
     async def _tidy(self, request: Request, shares: Mapping[str, Sequence[Resource]]) -> None:
-        """Labels resources, keeps others from taking ours for idle, and takes away what is over."""
+        """Labels resources, keeps others from taking ours for idle or marked, and takes away what is over."""
         now_s = self._server.unix_s()
         for name, mine in shares.items():
             for one in mine if not request.notes[name].leaving else ():
-                change = {"labels": {objects.LEASE: name}} if one.lease != name else {}
-                if one.state == objects.ONLINE and one.last_used < _stamp(now_s - FRESH_S):
+                change: Object = {"labels": {objects.LEASE: name}} if one.lease != name else {}
+                if (one.state == objects.ONLINE or one.victim) and one.last_used < _stamp(now_s - FRESH_S):
                     change["annotations"] = {objects.LAST_USED: _stamp(now_s)}
+                    if one.victim:  # so long ago that no order is under way: it changed no size after all
+                        change["annotations"][objects.VICTIM] = None
+                        change["resourceVersion"] = one.version
                 if change:
                     await self._server.patch(f"{RESOURCES}/{one.name}", {"metadata": change})
         over = {name: None for name, mine in shares.items() if request.notes[name].leaving and not mine}

@@ -60,6 +60,7 @@ class Resource(NamedTuple):
     """One Device on its way to a node, there, or on its way back."""
 
     name: str
+    version: str
     request: str
     model: str
     node: str
@@ -132,7 +133,8 @@ def read_resource(found: Object) -> Resource:
     metadata, spec, status = found["metadata"], found["spec"], found.get("status") or {}
     labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
     return Resource(
-        name=metadata["name"], request=labels.get(MANAGED_BY, ""), model=spec["model"], node=spec["target_node"],
+        name=metadata["name"], version=metadata.get("resourceVersion", ""), request=labels.get(MANAGED_BY, ""),
+        model=spec["model"], node=spec["target_node"],
         state=status.get("state", ""), device_id=status.get("device_id") or "", error=status.get("error") or "",
         created=metadata.get("creationTimestamp", ""), lease=labels.get(LEASE, ""),
         victim=notes.get(VICTIM) == "true", last_used=notes.get(LAST_USED, ""),
@@ -212,7 +214,7 @@ def heard_of_request(found: Object, provider: str) -> object:
 def heard_of_resource(found: Object, model: str) -> object:
     """What of a resource may be news; None: it is of another model. When it was last used is none, for that we say."""
     resource = read_resource(found)
-    return resource._replace(last_used="") if resource.model == model else None
+    return resource._replace(version="", last_used="") if resource.model == model else None
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from autoscaler.capacity.server import ENDED, SAID_MAX, Object
 from autoscaler.contract import ModelName
 from autoscaler.leases import NO_MARKS, AcquireOrder, Listed, Marks, Offer
 from autoscaler.podspec import GPU, MANAGED_BY, OURS, PLACE, QUEUE
+from autoscaler.words import unaddressed
 
 API: Final = "kueue.x-k8s.io"
 VERSIONS: Final = ("v1beta2", "v1beta1")
@@ -185,7 +186,7 @@ def _awaits(workload: Object | None) -> str:
         checks = workload.get("status", {}).get("admissionChecks") or ()
         open_ = [f"{one['name']}: {one.get('message') or one['state']}" for one in checks if one["state"] != "Ready"]
         said = "; ".join(open_) or _says(_condition(workload, "Admitted"))
-        return f"it has quota, and waits for admission checks ({said})"[:SAID_MAX]
+        return f"it has quota, and waits for admission checks ({unaddressed(said)})"[:SAID_MAX]
     return "it is admitted, and has no node yet"
 
 
@@ -195,9 +196,10 @@ def _condition(of: Object, kind: str) -> Object | None:
 
 
 def _says(said: Object | None) -> str:
+    """Half an address would not be known for one."""
     if said is None:
         return ""
-    return ": ".join(filter(None, (said.get("reason", ""), said.get("message", ""))))[:SAID_MAX]
+    return unaddressed(": ".join(filter(None, (said.get("reason", ""), said.get("message", "")))))[:SAID_MAX]
 
 
 def _lease(one: Place, phase: Phase, *, node: str = "", marks: Marks = NO_MARKS, says: str = "") -> Listed:

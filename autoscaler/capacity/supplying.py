@@ -3,8 +3,8 @@
 Owns the pace: an order goes out at once, one at a time to each Provider; lists are asked for soon after an order, then
 more and more rarely, at least twice a minute; offers every minute, and more often while there are none. A call that
 takes too long is given up. What a call raises is no answer: only RefusedError is, and its words are told, whatever was
-asked. It decides nothing; whoever does not lead gives no orders and lists all the same. A list says when it began, and
-is not of later than what was still to be done then.
+asked; nor is anything told with an address, whoever said it. It decides nothing; whoever does not lead gives no orders
+and lists all the same. A list says when it began, and is not of later than what was still to be done then.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from autoscaler.capacity.base import Attended, Provider, RefusedError
 from autoscaler.leases import (
     LISTED_MAX,
@@ -24,11 +26,13 @@ from autoscaler.leases import (
     LearntSeen,
     LeaseRefused,
     LeasesSeen,
+    Listed,
     OffersSeen,
     ProvidersSeen,
     ProviderTroubled,
     ReleaseOrder,
 )
+from autoscaler.words import unaddressed
 
 _log = logging.getLogger(__name__)
 Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | ProviderTroubled | GroupsSeen | LearntSeen
@@ -171,7 +175,7 @@ class _Desk:
         began_s = self._done_s if self._orders else self._clock()
         try:
             async with asyncio.timeout(CALL_S_MAX):
-                leases = await self._provider.list()
+                leases = tuple(map(_unaddressed, await self._provider.list()))
         except Exception as error:  # noqa: BLE001  less is not all: what was known stays
             self._trouble(error, listing=True)
             return False
@@ -208,3 +212,8 @@ class _Desk:
         refused = isinstance(error, RefusedError)
         says = f"cannot say what it has: {error}" if refused else f"gives no answer ({type(error).__name__})"
         self._observe((ProviderTroubled(provider=self._name, says=says, listing=listing),))
+
+
+def _unaddressed(one: Listed) -> Listed:
+    """Conditions, events and webhooks say what they like: of all Providers it is taken out here."""
+    return replace(one, says=unaddressed(one.says)) if one.says else one

@@ -1,0 +1,123 @@
+"""Which Device the operator is to take first: whose order is given back, and never what stays."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.capacity.fabric_cro import FRESH_S
+from autoscaler.capacity.fabric_requests import LAST_USED, LEASE, NOTE, REQUESTS, RESOURCES, VICTIM, Note, name_for
+from autoscaler.capacity.server import AnswerError, Object
+from tests.kit.cro_rack import MODEL, NODE, Rack, given_back, ordered
+from tests.kit.objects import stamp
+
+
+@pytest.fixture
+def rack() -> Rack:
+    """See Rack."""
+    return Rack()
+
+
+async def marked(rack: Rack, name: str) -> None:
+    """An order marks a Lease's Device, and then the size is not changed: who gave it leads no more, say."""
+    patch = rack.server.patch
+
+    async def broken(path: str, body: Object) -> Object:
+        if path.startswith(REQUESTS):
+            raise AnswerError(500, "InternalError", "etcdserver: leader changed")
+        return await patch(path, body)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rack.server, "patch", broken)
+        with pytest.raises(AnswerError, match="leader changed"):
+            await given_back(rack, name)
+    assert marks(rack) == [name]
+
+
+def marks(rack: Rack) -> list[str]:
+    """The Leases of which the operator would take Devices first."""
+    return [one["labels"][LEASE] for one in metadata(rack) if VICTIM in one.get("annotations", {})]
+
+
+def metadata(rack: Rack) -> list[Object]:
+    """Of all Devices."""
+    return [one["metadata"] for one in rack.resources()]
+
+
+async def two(rack: Rack) -> tuple[str, str]:
+    """Leases that are here."""
+    names = await ordered(rack), await ordered(rack, 1)
+    await rack.until(lambda leases: all(one.phase == "here" for one in leases.values()))
+    return names
+
+
+def test_after_an_order_that_failed_halfway_the_next_takes_its_own_device_and_not_the_marked_one(rack: Rack) -> None:
+    async def scenario() -> None:
+        first, second = await two(rack)
+        before = {one.name: one for one in await rack.provider().list()}
+        await marked(rack, first)
+        await given_back(rack, second)
+        assert marks(rack) == [second]
+        await rack.until_gone(second)
+        assert [*await rack.provider().list()] == [before[first]]
+
+    rack.run(scenario())
+
+
+def test_a_mark_that_an_order_left_which_failed_goes_with_time_and_not_while_one_may_be_under_way(rack: Rack) -> None:
+    async def scenario() -> None:
+        first, _ = await two(rack)
+        await asyncio.sleep(FRESH_S)
+        await marked(rack, first)
+        await rack.provider().list()
+        assert marks(rack) == [first]
+        await asyncio.sleep(FRESH_S + 1.0)
+        await rack.provider().list()
+        assert not marks(rack)
+
+    rack.run(scenario())
+
+
+def test_a_list_that_is_overtaken_by_an_order_does_not_take_its_mark_away(rack: Rack) -> None:
+    async def scenario() -> None:
+        first, second = await two(rack)
+        await marked(rack, first)
+        await asyncio.sleep(FRESH_S + 1.0)
+        (at,) = [f"{RESOURCES}/{one['name']}" for one in metadata(rack) if one["labels"][LEASE] == first]
+        fresh = {VICTIM: "true", LAST_USED: stamp(rack.server.unix_s())}
+        rack.server.before_write = lambda *_: rack.server.change(at, {"metadata": {"annotations": fresh}})
+        await rack.provider().list()
+        assert marks(rack) == [first]
+        await given_back(rack, first)
+        await rack.until_gone(first)
+        assert [one.name for one in await rack.provider().list()] == [second]
+
+    rack.run(scenario())
+
+
+def test_what_is_in_use_when_its_order_is_said_again_is_marked_no_more(rack: Rack) -> None:
+    async def scenario() -> None:
+        first, _ = await two(rack)
+        await marked(rack, first)
+        rack.use(first)
+        await given_back(rack, first)
+        assert not marks(rack)
+
+    rack.run(scenario())
+
+
+def test_a_mark_of_others_who_share_the_request_is_theirs(rack: Rack) -> None:
+    async def scenario() -> None:
+        first, second = await two(rack)
+        await marked(rack, first)
+        note = msgspec.json.decode(rack.request()["metadata"]["annotations"][NOTE + first], type=Note)
+        theirs = {NOTE + first: msgspec.json.encode(replace(note, provider="theirs")).decode()}
+        rack.server.change(f"{REQUESTS}/{name_for(MODEL, NODE)}", {"metadata": {"annotations": theirs}})
+        rack.use(second)
+        await given_back(rack, second)
+        assert marks(rack) == [first], "an order of theirs may be under way"
+
+    rack.run(scenario())
