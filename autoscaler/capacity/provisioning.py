@@ -164,10 +164,10 @@ class ProvisioningProvider:
                 raise
 
     async def _stays(self, shown: Listed, order: ReleaseOrder) -> bool:
-        """What has come and is used, or is only to go if it has not come."""
+        """What is used, though some of it may have failed since it came; or is only to go if it has not come."""
         if order.uncommitted and shown.committed:
             return True
-        return shown.phase == "here" and bool(await in_use(self._server, shown.node, ()))
+        return bool(shown.node) and bool(await in_use(self._server, shown.node, ()))
 
     async def _halves(self, requested: set[str]) -> Sequence[Listed]:
         """PodTemplates that have no request, and will have none."""
