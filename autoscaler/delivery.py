@@ -29,7 +29,9 @@ CONFIDENCE_WEIGHT, COUNTED_MAX = 4, 32
 WAIT_WORTH = 4.0
 """A second that Calls wait for a Device is worth so many seconds in which one stands idle."""
 DUE_FACTOR, DUE_S = 3.0, (30.0, 3600.0)
-"""A Lease is given up after so many times its 95th percentile, within these, and never before that percentile."""
+"""A Lease is given up after so many times its 95th percentile, within these, and never before that percentile; out of a
+queue, whose times tell nothing of what follows, the longest after it was granted.
+"""
 KEPT_S = (30.0, 1800.0)
 """What comes quickly, and what takes ages, is kept idle within these, while nothing is learnt."""
 GAPS_MIN = 3

@@ -1,12 +1,12 @@
 """Places that somebody takes away, nodes that are to be removed and Leases that end: what is there moves in time. Pure.
 
 Owns how that is known: taints by which Karpenter, Cluster Autoscaler and clouds announce it, a Lease that its provider
-takes back, the end that it told. It becomes an order like an operator's drain, with its reason: nothing new is put
-there, and a successor is started elsewhere first, for which capacity is ordered, too. When the time for that is over
-what is there drains all the same: Calls finish, new ones wait for the successor. A node of Karpenter that is to go
-waits for our pods (`autoscaler.capacity.guarding`), but that is not relied on. Of a node that nobody needs, as who
-removes nodes sees it, nothing is taken from who is there: only Devices that were attached to it and stand idle go,
-since they would go with it.
+takes back, the end that it told. Room on a node that stays has none: who preempts it evicts pods. It becomes an order
+like an operator's drain, with its reason: nothing new is put there, and a successor is started elsewhere first, for
+which capacity is ordered, too. When the time for that is over what is there drains all the same: Calls finish, new ones
+wait for the successor. A node of Karpenter that is to go waits for our pods (`autoscaler.capacity.guarding`), but that
+is not relied on. Of a node that nobody needs, as who removes nodes sees it, nothing is taken from who is there: only
+Devices that were attached to it and stand idle go, since they would go with it.
 """
 
 from __future__ import annotations
@@ -136,4 +136,5 @@ def lead_s(world: World, lease: Lease, ends_s: float) -> float:
 
 
 def _here(world: World) -> Iterator[Lease]:
-    return (one for one in world.capacity.leases.values() if one.here_s is not None)
+    """Without room on nodes that are there anyhow: of these nothing goes with a Lease, and others are on them."""
+    return (one for one in world.capacity.leases.values() if one.here_s is not None and not one.offer.room)

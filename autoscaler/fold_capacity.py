@@ -7,7 +7,8 @@ begins to lead believes lists alone. Never raises.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
 
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from autoscaler import nodefabric
 from autoscaler.actions import AcquireLease, ReleaseLease
 from autoscaler.awaited import AwaitedSeen, is_claims
 from autoscaler.delivery import (
+    DUE_S,
     NO_LEARNT,
     Expected,
     asked_anew,
@@ -138,19 +140,15 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
     if listed is None:
         return lease
     mine = [one for one in there.get(NodeId(listed.node), ()) if is_of(lease, one)]
+    used = _used(draft, listed, mine)
     if lease.here_s is None:
-        if listed.phase != "here" or len({one.device for one in mine}) < lease.devices:
-            lapses = now_s < lease.due_s and nodefabric.failed(lease, draft.nodes.now, draft.world.settings)
-            return replace(lease, due_s=now_s) if lapses else lease
-        if not lease.found:
+        came = listed.phase == "here" and len({one.device for one in mine}) >= lease.devices
+        if not came and not (lease.failed and used):  # who is on what failed was there before this leader saw it
+            return replace(lease, due_s=_due_s(draft, lease))
+        if came and not lease.found:
             _learn(draft, lease.offer.kind, delivered(_learnt(draft, lease.offer), now_s - lease.asked_s))
             _forgive(draft, lease.offer)
         lease = replace(lease, here_s=now_s, idle_since_s=now_s)
-    on = {id for one in mine for id in draft.by_slice.now.get(one.id, ())}
-    if place := listed.marks.instead:  # it is kept still: only who is to take it has it
-        used = any(draft.replicas.now[id].marks.instead == place for id in on if id in draft.replicas.now)
-    else:
-        used = bool(on) or (not listed.alone and any(draft.world.others.get(one.counted) for one in mine))
     if used and not lease.in_use:
         if lease.used and lease.idle_since_s is not None:
             _learn(draft, lease.offer.kind, reused(_learnt(draft, lease.offer), now_s - lease.idle_since_s))
@@ -158,6 +156,23 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
     if lease.in_use and not used:
         return replace(lease, in_use=False, idle_since_s=now_s)
     return lease
+
+
+def _due_s(draft: Draft, lease: Lease) -> float:
+    """From when on nobody counts on what is not here. In a queue it is not late: once it is granted it may be."""
+    now_s = draft.now_s
+    if now_s < lease.due_s and nodefabric.failed(lease, draft.nodes.now, draft.world.settings):
+        return now_s
+    if not lease.offer.queued:
+        return lease.due_s
+    return min(lease.due_s, now_s + DUE_S[1]) if lease.committed else inf
+
+
+def _used(draft: Draft, listed: Listed, mine: Sequence[Slice]) -> bool:
+    on = {id for one in mine for id in draft.by_slice.now.get(one.id, ())}
+    if place := listed.marks.instead:  # it is kept still: only who is to take it has it
+        return any(draft.replicas.now[id].marks.instead == place for id in on if id in draft.replicas.now)
+    return bool(on) or (not listed.alone and any(draft.world.others.get(one.counted) for one in mine))
 
 
 def _released(draft: Draft, action: ReleaseLease) -> None:

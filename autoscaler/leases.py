@@ -85,7 +85,8 @@ class Offer(Said, frozen=True):
     lasts_s: float | None = None
     """The longest that it may be held; None: as long as one likes."""
     queued: bool = False
-    """Orders of it wait in a queue, for days where it must be: none is given up because it takes long."""
+    """Orders of it wait in a queue, for days where it must be: none is given up because it takes long, before it
+    is granted."""
     room: bool = False
     """It is room on nodes that are there: no Device comes with it, and others are on its node."""
 

@@ -58,6 +58,8 @@ class _Returning:
         for lease in sorted(self.capacity.leases.values(), key=lambda one: one.id):
             if lease.leaving:
                 why, uncommitted = self._again(lease), lease.uncommitted
+            elif self._taken(lease):
+                continue
             elif lease.here_s is not None and not (lease.failed and not lease.in_use):
                 sure = (told or (is_claims(lease.owner) and not lease.used)) and lease.id not in self.kept
                 why, uncommitted = self._idle(lease) if sure else "", False
@@ -69,6 +71,10 @@ class _Returning:
                 force = lease.leaving and self._forced(lease)  # at first it goes as any other does
                 released = ReleaseOrder(id=lease.id, epoch=self.world.epoch, uncommitted=uncommitted, force=force)
                 yield ReleaseLease(order=released, reason=f"{why}{FORCED if force else ''}")
+
+    def _taken(self, lease: Lease) -> bool:
+        """Whether this very Plan gives some of it to somebody."""
+        return any(one.id in self.taken for one in slices_of(self.world, lease))
 
     def _forced(self, lease: Lease) -> bool:
         return detached(self.world, lease) and not beside(self.world, lease)
@@ -104,8 +110,6 @@ class _Returning:
 
     def _idle(self, lease: Lease) -> str:
         since_s, mine = lease.idle_since_s, slices_of(self.world, lease)
-        if any(one.id in self.taken for one in mine):
-            return ""
         if detached(self.world, lease) and not any(self.world.by_slice.get(one.id) for one in mine):
             return "an operator drains it by force"  # though others' pods are on it
         if lease.in_use or since_s is None:

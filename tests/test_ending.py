@@ -154,6 +154,19 @@ def test_only_the_devices_of_a_lease_are_left_where_a_node_has_more() -> None:
     assert set(at.cordons) == {Place("device", "g-n1")}
 
 
+@pytest.mark.parametrize("phase", ["here", "leaving"])
+def test_where_room_was_booked_on_a_node_that_stays_everybody_stays(phase: str) -> None:
+    room = replace(cloud(), room=True, lasts_s=HOUR_S)
+    listed = Listed(name="lease", offer=room, devices=1, phase="here", committed=True, node="n1", owner=A.name)
+    at = offered(served("n2"), room, now_s=T0)
+    at = told(at, LeasesSeen(provider="cloud", leases=(listed,), began_s=T0))
+    over = replace(listed, phase=phase, ends_s=T0 + 1)
+    for now_s in (T0 + 1, T0 + 2 * HOUR_S):
+        at = told(at, LeasesSeen(provider="cloud", leases=(over,), began_s=now_s), now_s=now_s)
+        assert not at.cordons
+        assert not drains(at, now_s)
+
+
 def test_an_idle_lease_that_ends_is_given_back() -> None:
     idle = leased(T0, running=0)
     gone = [one.reason for one in plan(idle, T0).actions if isinstance(one, ReleaseLease)]

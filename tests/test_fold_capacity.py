@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import AcquireLease, Acted, ReleaseLease
+from autoscaler.actions import AcquireLease, Acted, ReleaseLease, StartReplica
 from autoscaler.fold_capacity import BARRED_S, KINDS_MAX
 from autoscaler.indices import rebuild
 from autoscaler.leased import shut
@@ -25,11 +25,25 @@ from autoscaler.leases import (
     ProviderTroubled,
     ReleaseOrder,
 )
-from autoscaler.observations import LeadingSeen, Seen, SlicesSeen, Tick
+from autoscaler.observations import LeadingSeen, Seen, SlicesSeen, Synced, Tick
 from autoscaler.plan import plan
 from autoscaler.world import World
 from tests.kit.observed import seen_of
-from tests.kit.offered import A, acted, arrived, cloud, listed, offer, orders, shown, surge, told
+from tests.kit.offered import (
+    A,
+    acted,
+    arrived,
+    cloud,
+    listed,
+    offer,
+    orders,
+    quiet,
+    releases,
+    shown,
+    surge,
+    told,
+    waits,
+)
 from tests.kit.worlds import T0, device, model, replica
 
 KIND = offer().kind
@@ -265,3 +279,31 @@ def test_a_place_that_is_kept_is_nobodys_yet_though_others_are_on_its_node(other
     taken = shown(kept, T0 + 2, "cloud", phase="here", node="n9")
     assert lease(taken).in_use == bool(others), "once somebody has taken it, who is there may be that"
     assert not shut(release(kept, T0 + 3)), "nothing of the node goes with it"
+
+
+def half(at: World, now_s: float) -> World:
+    """Its provider says of the node that it has failed, since one of its Devices is not healthy."""
+    (one,) = listed(at, "cloud", phase="failed", node="n9", says="its node n9 has 1 of 2 devices")
+    return told(at, LeasesSeen(provider="cloud", leases=(one,), began_s=now_s), now_s=now_s)
+
+
+def test_who_leads_next_keeps_what_failed_while_a_replica_is_on_it() -> None:
+    here, one = arrived(acted(surge(cloud()))[0], T0 + 100, "cloud", node="n9"), replica(A, "r1", ["new0"])
+    (said,) = listed(here, "cloud", phase="failed", node="n9", ends_s=T0 + 900.0, says="its node n9 has 1 of 2 devices")
+    lists = LeasesSeen(provider="cloud", leases=(said,), began_s=T0 + 201)
+    new = told(surge(cloud()), SlicesSeen(slices=(*here.slices.values(),)), LeadingSeen(epoch=2))
+    new = told(new, seen_of(one, Seen.READY), Synced(), lists, now_s=T0 + 201)
+    assert (lease(new).found, lease(new).failed, lease(new).in_use) == (True, True, True)
+    assert not releases(plan(new, T0 + 201).actions)
+    assert told(new, Tick(), now_s=T0 + 800).cordons, "and it ends as any other"
+    left = told(new, seen_of(one, Seen.CLEAN, proof="exited"), now_s=T0 + 210)
+    (gone,) = releases(plan(left, T0 + 210).actions)
+    assert gone.reason == "it failed: its node n9 has 1 of 2 devices"
+    assert not left.capacity.learnt, "how long it took nobody here knows"
+
+
+def test_what_failed_is_not_given_back_by_the_plan_that_starts_a_replica_there() -> None:
+    here = half(waits(arrived(acted(surge(cloud()))[0], T0 + 100, "cloud", node="n9"), T0 + 101), T0 + 101)
+    assert [type(one) for one in plan(here, T0 + 101).actions] == [StartReplica]
+    idle = half(quiet(here, T0 + 102), T0 + 102)
+    assert releases(plan(idle, T0 + 102).actions)

@@ -126,6 +126,34 @@ def test_no_more_is_left_than_the_limits_leave_by_whoever_counts_more() -> None:
     assert left({}) == nodepools.MANY_MAX
 
 
+def launched(cpu: str, gpus: str = "1") -> Object:
+    return {"spec": {}, "status": {"capacity": {"cpu": cpu, "memory": "16Gi", "nvidia.com/gpu": gpus}}}
+
+
+@pytest.mark.parametrize("limits", [{"cpu": "96"}, {"memory": "1Ti"}, {"cpu": "96", "memory": "1Ti"}])
+def test_where_nobody_knows_yet_how_much_a_node_has_one_is_left_and_none_while_it_comes(limits: dict[str, str]) -> None:
+    coming = claim("1", capacity=False)
+    assert left(limits) == 1
+    assert [left(limits, *[coming] * many) for many in (1, 2, 7)] == [0, 0, 0]
+    assert left(limits, launched("4")) > 1
+    assert left({"cpu": "0"}) == 0
+
+
+def test_a_node_that_was_not_launched_yet_takes_of_the_limits_as_much_as_the_largest_that_was() -> None:
+    coming = claim("1", capacity=False)
+    assert left({"cpu": "40"}, launched("8"), launched("4")) == 3
+    assert left({"cpu": "40"}, launched("8"), launched("4"), coming, coming) == 1
+    assert left({"cpu": "40"}, launched("8"), coming, used={"cpu": "32"}) == 1
+    assert left({"cpu": "40", "nvidia.com/gpu": "3"}, launched("8"), coming) == 1
+
+
+def test_how_much_a_node_with_more_gpus_has_those_with_fewer_do_not_tell() -> None:
+    coming: Object = {"spec": {"resources": {"requests": {"nvidia.com/gpu": "8"}}}}
+    assert left({"cpu": "400"}, launched("4"), coming) == 0
+    assert left({"cpu": "400"}, launched("4"), launched("96", "8"), coming) == 2
+    assert left({"cpu": "400"}, launched("4", "0")) == 1
+
+
 @pytest.mark.parametrize(
     "changes",
     [

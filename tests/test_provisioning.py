@@ -95,7 +95,7 @@ def test_what_a_queue_offers_is_what_settings_declare_and_of_a_queue_nobody_know
 
     assert run(offered(GKE, max_run_s=60.0, count=4)) == ["NVIDIA-L4", 4, 4, "flex", 0.5, None, 60.0]
     assert run(offered(ATOMIC)) == ["NVIDIA-L4", 1, 1, "on-demand", 0.5, 300.0, None]
-    assert run(offered(CHECK, count=4)) == ["NVIDIA-L4", 1, 4, "owned", 0.0, 30.0, None]
+    assert run(offered(CHECK, max_run_s=60.0, count=4)) == ["NVIDIA-L4", 1, 4, "owned", 0.0, 30.0, None]
 
 
 def test_a_lease_ends_when_its_run_does() -> None:

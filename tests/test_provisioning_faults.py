@@ -7,10 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from autoscaler.capacity.base import RefusedError
+from autoscaler.capacity.bookings import ATOMIC, GKE, OFFER
 from autoscaler.capacity.provisioning import COUNTED, WAIT_MAX
 from autoscaler.capacity.server import AnswerError, Object
+from autoscaler.podspec import GPU
 from tests.contracts.provider import order, release
-from tests.kit.queued import NAMESPACE, REQUESTS, TEMPLATES, ProvisioningRig, Quotas, only, ordered, scenario
+from tests.kit.queued import NAMESPACE, PODS, REQUESTS, TEMPLATES, ProvisioningRig, Quotas, only, ordered, scenario
 
 
 class Lossy(Quotas):
@@ -148,6 +150,34 @@ def test_a_node_of_another_kind_is_not_what_was_asked_for() -> None:
         )
         shown = await only(provider)
         assert (shown.phase, shown.node, shown.committed) == ("coming", "", True)
+
+    scenario(rig, what)
+
+
+@pytest.mark.parametrize("class_name", [ATOMIC, GKE])
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_what_is_used_stays_though_it_has_failed_since_it_came(class_name: str, spoilt: bool) -> None:
+    """One of its two devices is not healthy any more, or somebody changed what we wrote there."""
+    rig = ProvisioningRig(class_name, max_run_s=7200.0, count=2)
+
+    async def what() -> None:
+        provider, name = await ordered(rig)
+        made = order((await only(provider)).offer)
+        await rig.until_here(name)
+        ends_s = (await only(provider)).ends_s
+        rig.use(name)
+        if spoilt:
+            rig.server.objects[f"{REQUESTS}/{name}"]["metadata"]["annotations"][OFFER] = "<html>"
+        else:
+            rig.server.change(f"/api/v1/nodes/node-{name}", {"status": {"allocatable": {GPU: "1"}}})
+        shown = await only(provider)
+        assert (shown.phase, shown.node) == ("failed", f"node-{name}")
+        assert spoilt or shown.ends_s == ends_s, "who is on it still has to leave in time"
+        await provider.release(release(made))
+        assert {f"{REQUESTS}/{name}", f"{TEMPLATES}/{name}"} <= rig.server.objects.keys()
+        await rig.server.delete(f"{PODS}/pod-{name}")
+        await provider.release(release(made))
+        assert await provider.list() == ()
 
     scenario(rig, what)
 

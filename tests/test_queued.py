@@ -7,14 +7,29 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import AcquireLease, ReleaseLease
+from autoscaler.actions import AcquireLease, Acted, ReleaseLease
 from autoscaler.contract import ModelName
-from autoscaler.delivery import expected
+from autoscaler.delivery import DUE_S, expected
 from autoscaler.leases import Learnt, LearntSeen, LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
 from autoscaler.observations import Reported
 from autoscaler.plan import plan
 from autoscaler.world import World
-from tests.kit.offered import A, acted, arrived, cloud, offer, offered, orders, releases, shown, surge, told, waits
+from tests.kit.offered import (
+    A,
+    acted,
+    arrived,
+    cloud,
+    listed,
+    offer,
+    offered,
+    orders,
+    quiet,
+    releases,
+    shown,
+    surge,
+    told,
+    waits,
+)
 from tests.kit.worlds import GI, T0, device, gateway, level, world
 
 DAYS_S = 3 * 86_400
@@ -134,3 +149,37 @@ def test_other_rungs_are_taken_while_a_queue_takes_longer_than_any_call_waits() 
     after, done = acted(seen, T0 + 90)
     assert (orders(done), releases(done)) == ([("rack", 1)], [])
     assert len(after.capacity.leases) == 2, "its place is kept"
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+@pytest.mark.parametrize("leads_next", [False, True])
+def test_what_is_granted_after_days_and_never_comes_is_given_up_an_hour_later(waiting: int, leads_next: bool) -> None:
+    of = queue(expected_s=None, lasts_s=7 * 86_400.0)
+    at, _ = acted(surge(of))
+    granted_s = T0 + DAYS_S
+    for now_s in (granted_s - 600, granted_s, granted_s + DUE_S[1] - 1):
+        at = waits(at, now_s, waiting) if waiting else quiet(at, now_s)
+        at = told(at, OffersSeen(provider="cloud", offers=(of,)), now_s=now_s)
+        if leads_next and now_s == granted_s:
+            lists = LeasesSeen(provider="cloud", leases=listed(at, "cloud", committed=True), began_s=now_s)
+            at = told(replace(at, capacity=replace(at.capacity, leases={}, listed_s={})), lists, now_s=now_s)
+        at = shown(at, now_s, "cloud", committed=now_s >= granted_s, says="it is granted")
+        assert waiting or now_s >= granted_s or releases(plan(at, now_s).actions), "which nobody wants any more"
+        assert now_s < granted_s or not plan(at, now_s).actions
+    over_s = granted_s + DUE_S[1]
+    assert (plan(at, over_s - 1).next_s or inf) <= over_s
+    at = shown(waits(at, over_s, waiting) if waiting else quiet(at, over_s), over_s, "cloud", committed=True)
+    (gone,) = releases(plan(at, over_s).actions)
+    assert not gone.order.uncommitted, "it goes though it is paid for"
+    after = told(at, Acted(action=gone), now_s=over_s)
+    assert leads_next or after.capacity.learnt[of.kind].failed == 1
+
+
+def test_a_grant_that_is_taken_back_is_a_place_in_the_queue_once_more() -> None:
+    at, _ = acted(surge(queue(expected_s=None)))
+    at = later(later(at, T0 + 60, committed=True), T0 + 120, committed=False)
+    for now_s in (T0 + 120 + DUE_S[1], T0 + DAYS_S):
+        at = later(at, now_s)
+        assert not releases(plan(at, now_s).actions)
+    at = later(at, T0 + DAYS_S + 1, committed=True)
+    assert not releases(plan(at, T0 + DAYS_S + 1).actions)

@@ -241,13 +241,15 @@ def listed(one: Booking, node: Node | None, named: str, ends_s: float | None) ->
     if one.leaving:
         return _lease(one, "leaving")
     if one.spoilt:
-        return _lease(one, "failed", says="somebody changed the annotations of its ProvisioningRequest")
+        why = "somebody changed the annotations of its ProvisioningRequest"
+        return _lease(one, "failed", says=why, node=named)
     if named and node is None:
         return _lease(one, "failed", says=f"its node {named} is gone", node=named)
     if node is not None:
         asked = one.devices * one.offer.parts
         if one.class_name != CHECK and 0 < node.gpus < asked:
-            return _lease(one, "failed", says=f"its node {named} has {node.gpus} of {asked} devices", node=named)
+            why = f"its node {named} has {node.gpus} of {asked} devices"  # at first, or since one is not healthy
+            return _lease(one, "failed", says=why, node=named, ends_s=ends_s)
         return _lease(one, "here", committed=True, node=named, ends_s=ends_s, says=_warned(one))
     why = _why_failed(one)
     if why:

@@ -3,7 +3,8 @@
 Owns the reading of a NodePool (karpenter.sh/v1, v1beta1) and its Variants: one for each entry of the Settings' `nodes`
 that the pool admits, and each way of buying it that the pool allows; a pool that says nothing of that buys on demand.
 A label that the pool says nothing of is the cloud's to choose, so it may be asked for, if it is one of those that
-clouds set. Promises: no more is offered than the pool's limits leave, counted by its NodeClaims as well as by itself.
+clouds set. Promises: no more is offered than the pool's limits leave, counted by its NodeClaims as well as by itself;
+of what only a node tells that was launched (CPU, memory) one is, and none while it comes.
 """
 
 from __future__ import annotations
@@ -168,28 +169,47 @@ def _buys(pool: Pool, word: str) -> bool:
 
 
 def left(pool: Pool, of: Shape, claims: Sequence[Object]) -> int:
-    """How many such nodes its limits leave. `claims`: all of the pool that are there."""
+    """How many such nodes its limits leave. `claims`: all of the pool that are there. How much CPU or memory a node has
+    Settings do not say: those tell it that were launched with as many GPUs or more. Until one was, there is but one.
+    """
     if pool.closed:
         return 0
     many = MANY_MAX
     for name, limit in pool.limits.items():
-        most, used = _milli(limit), max(_milli(pool.used.get(name, "0")), sum(_has(one, name) for one in claims))
-        each = max((_has(one, name) for one in claims), default=0)
+        takes = [_has(one, name) for one in claims]
+        each = max(takes, default=0)
         if name == GPU:
             each = max(each, of.devices * 1000)
         elif name == NODES:
             each = 1000
-        many = min(many, max(0, most - used) // each if each else MANY_MAX if used < most else 0)
+        else:
+            coming = [one for one in claims if not _capacity(one)]
+            if not all(_is_told(_has(one, GPU), claims) for one in coming):
+                return 0
+            if not _is_told(of.devices * 1000 if of.counted else 0, claims):
+                many = min(many, 1)
+            takes = [has if _capacity(one) else each for one, has in zip(claims, takes, strict=True)]
+        rest = _milli(limit) - max(_milli(pool.used.get(name, "0")), sum(takes))
+        many = min(many, max(0, rest) // each if each else MANY_MAX if rest > 0 else 0)
     return many
 
 
+def _is_told(gpus_milli: int, claims: Sequence[Object]) -> bool:
+    """Whether a node with so many GPUs or more was launched."""
+    return any(_capacity(one) and _milli(_capacity(one).get(GPU, "0")) >= gpus_milli for one in claims)
+
+
+def _capacity(claim: Object) -> Mapping[str, Any]:
+    """Nothing, until it was launched."""
+    return (claim.get("status") or {}).get("capacity") or {}
+
+
 def _has(claim: Object, resource: str) -> int:
-    """Thousandths of a resource that a NodeClaim takes of its pool's limits."""
+    """Thousandths of a resource that a NodeClaim takes of its pool's limits, as far as is known."""
     if resource == NODES:
         return 1000
-    status: dict[str, Any] = claim.get("status") or {}
     asked: dict[str, Any] = (claim["spec"].get("resources") or {}).get("requests") or {}
-    return max(_milli((status.get("capacity") or {}).get(resource, "0")), _milli(asked.get(resource, "0")))
+    return max(_milli(_capacity(claim).get(resource, "0")), _milli(asked.get(resource, "0")))
 
 
 def _milli(amount: object) -> int:

@@ -77,7 +77,9 @@ class KarpenterNodes:
         if variant is None:
             raise RefusedError(f"NodePool {pool.name} has no such nodes (any more): {order.offer.name}")
         if not nodepools.left(pool, variant.shape, await self._claims(pool.version)):
-            raise RefusedError(f"NodePool {pool.name} {pool.closed or 'has reached its limits'}")
+            raise RefusedError(
+                f"NodePool {pool.name} {pool.closed or 'has reached its limits, with what is on its way'}"
+            )
         beside = requests_for(world.models.get(order.owner), world.settings.pod)
         try:
             await self._server.create(nodeclaims.path(pool.version), nodeclaims.manifest(order, pool, variant, beside))

@@ -164,10 +164,10 @@ class ProvisioningProvider:
                 raise
 
     async def _stays(self, shown: Listed, order: ReleaseOrder) -> bool:
-        """What has come and is used, or is only to go if it has not come."""
+        """What is used, though some of it may have failed since it came; or is only to go if it has not come."""
         if order.uncommitted and shown.committed:
             return True
-        return shown.phase == "here" and bool(await in_use(self._server, shown.node, ()))
+        return bool(shown.node) and bool(await in_use(self._server, shown.node, ()))
 
     async def _halves(self, requested: set[str]) -> Sequence[Listed]:
         """PodTemplates that have no request, and will have none."""
@@ -214,8 +214,10 @@ class ProvisioningProvider:
 
 
 def _offers(settings: Settings, named: ProviderSettings, of: Provisioning, many: int) -> Sequence[Offer]:
+    whole = of.class_name != bookings.CHECK
     terms = Terms(
         BOUGHT.get(of.class_name, "on-demand"), many, named.expected_seconds or EXPECTED_S.get(of.class_name),
-        of.max_run_seconds, whole=of.class_name != bookings.CHECK, queued=of.class_name not in EXPECTED_S,
+        of.max_run_seconds if whole else None,  # what is booked is used up, and has no end
+        whole=whole, queued=of.class_name not in EXPECTED_S,
     )  # fmt: skip
     return [*of_kinds(named.name, of.selector, terms, settings)]
