@@ -26,7 +26,7 @@ from autoscaler.delivery import (
     undelivered,
 )
 from autoscaler.draft import Draft
-from autoscaler.groups import grown, shown
+from autoscaler.groups import as_found, grown, shown
 from autoscaler.leased import is_of
 from autoscaler.leases import (
     Barred,
@@ -178,14 +178,14 @@ def _released(draft: Draft, action: ReleaseLease) -> None:
 
 
 def _grouped(draft: Draft, seen: GroupsSeen) -> None:
-    before, world, now_s = draft.world.capacity.groups, draft.world, draft.now_s
+    before, world, now_s = draft.world.capacity, draft.world, draft.now_s
     found = {}
     for one in seen.groups:
-        known = before.get(one.name)
+        known = before.groups.get(one.name) or (None if before.grouped else as_found(one, now_s))
         quiet = one.offer is None or (known is not None and not known.coming and one.wanted <= known.group.wanted)
         many = (0 if known is None else known.shown) if quiet else shown(world, one)
         found[one.name] = grown(known, one, many, now_s)
-    _change(draft, groups=found)
+    _change(draft, groups=found, grouped=True)
 
 
 def _listed(draft: Draft, seen: LeasesSeen) -> None:
