@@ -26,7 +26,7 @@ from autoscaler.delivery import (
     undelivered,
 )
 from autoscaler.draft import Draft
-from autoscaler.groups import as_found, grown, shown
+from autoscaler.groups import as_found, grown, looked, shown
 from autoscaler.leased import is_of
 from autoscaler.leases import (
     Barred,
@@ -115,9 +115,12 @@ def forget(draft: Draft) -> None:
 
 
 def look(draft: Draft) -> None:
-    """Leases of which all is there by now, or that are used, or are used no more."""
-    before, world = draft.before, draft.world
-    leases = world.capacity.leases
+    """Leases of which all is there by now, or that are used, or are used no more; and groups whose nodes came."""
+    before = draft.before
+    if draft.world.slices is not before.slices:
+        groups = draft.world.capacity.groups
+        _change(draft, groups={name: looked(one, draft.world, draft.now_s) for name, one in groups.items()})
+    world, leases = draft.world, draft.world.capacity.leases
     still = world.slices is before.slices and draft.by_slice.now is before.by_slice
     still = still and draft.nodes.now is before.nodes
     if not leases or (still and world.capacity is before.capacity):

@@ -44,6 +44,13 @@ def grown(before: Growth | None, group: Group, shown: int, now_s: float) -> Grow
     return Growth(group=group, coming=coming, shown=shown, since_s=now_s if more else before.since_s)
 
 
+def looked(growth: Growth, world: World, now_s: float) -> Growth:
+    """As nodes show their Devices between looks. One that came for an order of ours is no more counted as that: it
+    would stand for the order of somebody else until the next look, and have it taken back.
+    """
+    return grown(growth, growth.group, shown(world, growth.group), now_s) if growth.coming else growth
+
+
 def shown(world: World, group: Group) -> int:
     """How many of its nodes show Devices."""
     nodes = {one.node: one.labels for one in world.slices.values()}

@@ -160,6 +160,24 @@ def test_a_group_that_grows_for_an_order_of_ours_is_not_counted_beside_that() ->
     assert not orders(plan(seen(at, group(2), now_s=T0 + 6), T0 + 6).actions), "somebody raised it once more"
 
 
+def test_a_node_that_comes_for_an_order_of_ours_is_on_its_way_no_more_though_its_group_is_looked_at_later() -> None:
+    """Else it stood for another's order, which was taken back."""
+    at, done = acted(surge(cloud(labels=LABELS, expected_s=240.0), offer(expected_s=300.0, price_per_hour=9.0)))
+    assert orders(done) == [("cloud", 1)]
+    at = shown(seen(at, group(0)), T0 + 10, "cloud", committed=True)
+    at = waits(seen(at, group(1), now_s=T0 + 10), T0 + 170, waiting=2)
+    at = more(at, T0 + 170, offer(expected_s=300.0, price_per_hour=9.0))
+    at, done = acted(
+        shown(told(at, OffersSeen(provider="cloud", offers=())), T0 + 170, "cloud", committed=True), T0 + 170
+    )
+    assert orders(done) == [("rack", 1)]
+    at = came(shown(at, T0 + 171, "rack"), "g1", now_s=T0 + 240)
+    at = waits(shown(at, T0 + 240, "cloud", phase="here", committed=True, node="g1"), T0 + 240, waiting=2)
+    assert at.capacity.groups[NAME].coming == 0
+    assert [type(one) for one in plan(at, T0 + 240).actions] == [StartReplica]
+    assert seen(at, group(1), now_s=T0 + 243).capacity.groups[NAME].coming == 0, "it is counted once"
+
+
 def test_an_order_of_ours_that_a_group_has_overtaken_is_withdrawn() -> None:
     at, done = acted(surge(cloud(expected_s=600.0)))
     assert orders(done) == [("cloud", 1)]
