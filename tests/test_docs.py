@@ -17,6 +17,7 @@ from autoscaler.capacity import addednodes, fabric_cro, provisioning, redfish_st
 from autoscaler.drivers.probes import FAST_EVERY_S, FAST_FOR_S, LISTENS_EVERY_S, PROBES_PER_S_MAX, SLOW_EVERY_S
 from autoscaler.metrics import Metrics
 from autoscaler.not_yet import ENGINES, KEYS, SCHEMES
+from autoscaler.prices import CLASSES
 from autoscaler.providers import KINDS, QUEUES, ProviderSettings
 from autoscaler.world import World
 from docs import draw_call, rooms
@@ -112,6 +113,12 @@ def test_the_example_of_capacity_is_one_that_is_taken() -> None:
     common = {field.encode_name for field in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
     assert all(f"{key}: " in said for key in common), "it has all keys that each kind takes"
     assert [one.name for one in settings.capacity] == ["rack", "p4d"]
+
+
+def test_the_labels_that_tell_how_a_node_was_bought_are_all_named_in_order() -> None:
+    said = rows(section(CONFIGURATION, "Settings"))["prices[].class"][2]
+    told = re.findall(r"`([\w.-]+/[\w-]+)(?:: \"true\")?`", said)
+    assert told == [label for label, _ in CLASSES]
 
 
 def test_the_keys_not_in_force_are_those_that_are_refused() -> None:
