@@ -28,7 +28,7 @@ from autoscaler.delivery import (
     undelivered,
 )
 from autoscaler.draft import Draft
-from autoscaler.groups import grown, shown
+from autoscaler.groups import as_found, grown, looked, shown
 from autoscaler.leased import is_of
 from autoscaler.leases import (
     Barred,
@@ -117,9 +117,12 @@ def forget(draft: Draft) -> None:
 
 
 def look(draft: Draft) -> None:
-    """Leases of which all is there by now, or that are used, or are used no more."""
-    before, world = draft.before, draft.world
-    leases = world.capacity.leases
+    """Leases of which all is there by now, or that are used, or are used no more; and groups whose nodes came."""
+    before = draft.before
+    if draft.world.slices is not before.slices:
+        groups = draft.world.capacity.groups
+        _change(draft, groups={name: looked(one, draft.world, draft.now_s) for name, one in groups.items()})
+    world, leases = draft.world, draft.world.capacity.leases
     still = world.slices is before.slices and draft.by_slice.now is before.by_slice
     still = still and draft.nodes.now is before.nodes
     if not leases or (still and world.capacity is before.capacity):
@@ -193,14 +196,14 @@ def _released(draft: Draft, action: ReleaseLease) -> None:
 
 
 def _grouped(draft: Draft, seen: GroupsSeen) -> None:
-    before, world, now_s = draft.world.capacity.groups, draft.world, draft.now_s
+    before, world, now_s = draft.world.capacity, draft.world, draft.now_s
     found = {}
     for one in seen.groups:
-        known = before.get(one.name)
+        known = before.groups.get(one.name) or (None if before.grouped else as_found(one, now_s))
         quiet = one.offer is None or (known is not None and not known.coming and one.wanted <= known.group.wanted)
         many = (0 if known is None else known.shown) if quiet else shown(world, one)
         found[one.name] = grown(known, one, many, now_s)
-    _change(draft, groups=found)
+    _change(draft, groups=found, grouped=True)
 
 
 def _listed(draft: Draft, seen: LeasesSeen) -> None:

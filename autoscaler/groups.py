@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from msgspec.structs import replace
+
 from autoscaler.attached import Groups
 from autoscaler.contract import ModelName
 from autoscaler.leases import Group, Growth, Lease, LeaseId, Listed
@@ -19,17 +21,34 @@ GROW_S = 900.0
 """Cluster Autoscaler's `--max-node-provision-time`: what has not come by then is not counted on."""
 
 
+def as_found(group: Group, now_s: float) -> Growth:
+    """At the first look of all nothing of it is on its way: a machine that is not ready may have been broken for weeks,
+    and after each start of an autoscaler those who lack room would wait for it for GROW_S. Should it come all the same,
+    little is ordered twice. What grows for pods of others is theirs, and what grows for orders of ours their provider
+    lists, before anything is ordered; what else grows whoever follows has looked at, too, and knows when it leads. So
+    only of what a person raised while no autoscaler ran one node too much is ordered, and goes when it stands idle.
+    """
+    return Growth(group=group, coming=0, shown=0, since_s=now_s)
+
+
 def grown(before: Growth | None, group: Group, shown: int, now_s: float) -> Growth:
     """After another look. `shown`: so many of its nodes show their Devices; a node that is ready may not yet.
 
-    Of a group that is seen for the first time whatever is wanted and not ready may be on its way; later only what it
-    was raised by, so that a node that is lost is nobody's supply.
+    Only what it was raised by is on its way, so that a node that is lost is nobody's supply; a group that was not there
+    at the look before, by all that is not ready.
     """
     if before is None:
-        return Growth(group=group, coming=max(0, group.wanted - group.ready), shown=shown, since_s=now_s)
+        before = as_found(replace(group, wanted=group.ready), now_s)
     more, came = max(0, group.wanted - before.group.wanted), max(0, shown - before.shown) if before.coming else 0
     coming = min(max(0, group.wanted - shown), max(0, before.coming + more - came))
     return Growth(group=group, coming=coming, shown=shown, since_s=now_s if more else before.since_s)
+
+
+def looked(growth: Growth, world: World, now_s: float) -> Growth:
+    """As nodes show their Devices between looks. One that came for an order of ours is no more counted as that: it
+    would stand for the order of somebody else until the next look, and have it taken back.
+    """
+    return grown(growth, growth.group, shown(world, growth.group), now_s) if growth.coming else growth
 
 
 def shown(world: World, group: Group) -> int:

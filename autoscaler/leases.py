@@ -293,6 +293,8 @@ class Capacity(Said, frozen=True):
     """What claims of anybody were given of what fabrics could attach, and wait for."""
     groups: dict[str, Growth] = {}
     """By name."""
+    grouped: bool = False
+    """They were looked at: one that is not among them is new."""
 
     def wrong(self) -> tuple[tuple[str, str], ...]:
         """What is wrong with providers, in words that follow their names; in the order of these."""

@@ -66,8 +66,14 @@ def plan(  # noqa: PLR0917  click passes by keyword
 
 
 def of_files(config: tuple[Path, ...], demand: Path) -> Answer:
-    """Where nothing runs. Raises click's errors."""
+    """Where nothing runs; so nobody can be asked for more capacity, which is said. Raises click's errors."""
     documents = load_files(config)
+    if rented := ", ".join(one.name for one in documents.settings.capacity):
+        click.echo(
+            f"pilotlight: `capacity` ({rented}) is not played here, and each entry of `nodes` counts as one node that"
+            " is there; --live asks the system that runs",
+            err=True,
+        )
     models = tuple(completed(model) for model in documents.models)
     documents = msgspec.structs.replace(documents, models=models)
     return what_if(documents, devices(documents), read_demand(demand, {model.name for model in models}))

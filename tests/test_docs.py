@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from autoscaler import documents
+from autoscaler.capacity import addednodes, fabric_cro, provisioning, redfish_steps
 from autoscaler.drivers.probes import FAST_EVERY_S, FAST_FOR_S, LISTENS_EVERY_S, PROBES_PER_S_MAX, SLOW_EVERY_S
 from autoscaler.metrics import Metrics
 from autoscaler.not_yet import ENGINES, KEYS, SCHEMES
+from autoscaler.prices import CLASSES
+from autoscaler.providers import KINDS, QUEUES, ProviderSettings
 from autoscaler.world import World
 from docs import draw_call, rooms
 from gateway.telemetry import Telemetry
@@ -89,6 +94,31 @@ def test_the_keys_are_those_of_the_schema(kind: str) -> None:
         if isinstance(value.get("default"), bool | int | float | str):
             wanted = value["default"]
             assert default in {json.dumps(wanted), str(wanted), str(wanted).removesuffix(".0")}, f"{key}: {default}"
+
+
+def test_the_kinds_of_providers_are_told_with_their_own_times_and_which_keep_headroom() -> None:
+    told = rows(section(OPERATIONS, "More capacity"))
+    assert tuple(told) == KINDS
+    own = {"cro": fabric_cro, "redfish": redfish_steps, "karpenter": addednodes, "clusterAutoscaler": addednodes}
+    assert {kind: told[kind][1] for kind in own} == {kind: f"{one.EXPECTED_S:g}" for kind, one in own.items()}
+    for class_name, expected_s in provisioning.EXPECTED_S.items():
+        assert f"`{class_name.partition('.')[0]}` {expected_s:g}," in told["provisioningRequest"][1]
+    assert told["kueue"][1] == "nobody can say"
+    assert tuple(kind for kind, cells in told.items() if cells[2] == "no") == QUEUES
+
+
+def test_the_example_of_capacity_is_one_that_is_taken() -> None:
+    (said,) = re.findall(r"```yaml\n(.*?)```", section(OPERATIONS, "More capacity"), re.DOTALL)
+    settings = documents.load([("page", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n{said}")]).settings
+    common = {field.encode_name for field in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
+    assert all(f"{key}: " in said for key in common), "it has all keys that each kind takes"
+    assert [one.name for one in settings.capacity] == ["rack", "p4d"]
+
+
+def test_the_labels_that_tell_how_a_node_was_bought_are_all_named_in_order() -> None:
+    said = rows(section(CONFIGURATION, "Settings"))["prices[].class"][2]
+    told = re.findall(r"`([\w.-]+/[\w-]+)(?:: \"true\")?`", said)
+    assert told == [label for label, _ in CLASSES]
 
 
 def test_the_keys_not_in_force_are_those_that_are_refused() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from autoscaler.actions import Acted, StartReplica
-from autoscaler.groups import GROW_S, grown, most
+from autoscaler.groups import GROW_S, as_found, grown, most
 from autoscaler.leases import Group, GroupsSeen, Growth, LeasesSeen, Offer, OffersSeen, ProvidersSeen
 from autoscaler.metrics import Metrics
 from autoscaler.observations import SlicesSeen
@@ -27,7 +28,13 @@ def group(wanted: int = 1, ready: int = 0, **fields: Any) -> Group:
 
 
 def seen(at: World, *groups: Group, now_s: float = T0) -> World:
+    """Groups are looked at."""
     return told(at, GroupsSeen(groups=groups), now_s=now_s)
+
+
+def grows(at: World, *groups: Group, now_s: float = T0) -> World:
+    """They were looked at before, when none of what is not ready now was wanted."""
+    return seen(seen(at, *(replace(one, wanted=one.ready) for one in groups), now_s=now_s), *groups, now_s=now_s)
 
 
 def came(at: World, *names: str, now_s: float = T0) -> World:
@@ -55,7 +62,7 @@ def more(at: World, now_s: float, *offers: Offer) -> World:
 
 
 def test_what_a_group_is_raised_by_is_on_its_way_until_it_shows_its_devices() -> None:
-    one = grown(None, group(2, 2), 2, 0.0)
+    one = as_found(group(2, 2), 0.0)
     assert one.coming == 0
     one = grown(one, group(4, 2), 2, 10.0)
     assert (one.coming, one.since_s) == (2, 10.0)
@@ -68,14 +75,16 @@ def test_what_a_group_is_raised_by_is_on_its_way_until_it_shows_its_devices() ->
 
 
 def test_a_node_that_is_lost_is_no_growth() -> None:
-    one = grown(grown(None, group(2, 2), 2, 0.0), group(2, 1), 1, 10.0)
+    one = grown(as_found(group(2, 2), 0.0), group(2, 1), 1, 10.0)
     assert one.coming == 0
     assert grown(one, group(2, 2), 2, 20.0).coming == 0
     assert grown(grown(one, group(2, 2), 1, 20.0), group(3, 2), 2, 30.0).coming == 1
 
 
-def test_of_a_group_that_is_seen_first_what_is_not_ready_is_on_its_way() -> None:
+def test_of_a_group_that_was_made_since_the_last_look_what_is_not_ready_is_on_its_way() -> None:
     assert grown(None, group(3, 1), 1, 5.0) == Growth(group=group(3, 1), coming=2, shown=1, since_s=5.0)
+    assert grown(None, group(0), 0, 5.0).coming == 0
+    assert grown(None, group(3, 3), 0, 5.0).coming == 0, "moved here from elsewhere, with its nodes"
 
 
 # --- what follows -----------------------------------------------------------------------------------------------------
@@ -97,19 +106,34 @@ def test_a_group_that_grows_is_supply_on_its_way_and_nothing_is_ordered_beside_i
     assert after.capacity.groups[NAME].coming == 0
 
 
+def test_a_machine_that_was_broken_before_anybody_looked_keeps_nothing_from_being_ordered() -> None:
+    """It is asked by whoever starts, for weeks; what grows truly is counted from the next look on."""
+    at = seen(surge(offer()), group(3, 2))
+    assert orders(plan(at, T0).actions) == [("rack", 1)]
+    at = seen(at, group(4, 2), now_s=T0 + 5)
+    assert at.capacity.groups[NAME].coming == 1
+    assert not plan(at, T0 + 5).actions
+
+
+def test_a_group_that_was_not_there_at_the_look_before_grows() -> None:
+    at = seen(surge(offer()))
+    assert at.capacity.grouped
+    assert not plan(seen(at, group(1), now_s=T0 + 5), T0 + 5).actions
+
+
 def test_what_is_on_its_way_is_a_metric() -> None:
-    at = seen(surge(offer()), group(2, 1), group(0, offer=None, name="MachineSet default/cpu"))
+    at = grows(surge(offer()), group(2, 1), group(0, offer=None, name="MachineSet default/cpu"))
     coming = [line for line in Metrics(lambda: at).text().decode().splitlines() if "machines_coming{" in line]
     assert coming == ['pilotlight_machines_coming{group="MachineSet default/g"} 1.0']
 
 
 def test_only_what_exceeds_that_growth_is_ordered() -> None:
-    at = seen(surge(cloud(many=4), waiting=3), group(1))
+    at = grows(surge(cloud(many=4), waiting=3), group(1))
     assert orders(plan(at, T0).actions) == [("cloud", 1), ("cloud", 1)]
 
 
 def test_what_does_not_come_is_not_waited_for_for_ever() -> None:
-    at = seen(surge(offer()), group(1))
+    at = grows(surge(offer()), group(1))
     late_s = T0 + GROW_S
     at = waits(more(at, late_s, offer()), late_s)
     assert orders(plan(at, late_s).actions) == [("rack", 1)]
@@ -121,7 +145,7 @@ def test_what_does_not_come_is_not_waited_for_for_ever() -> None:
     ids=["a pod of others waits for it", "it brings no Devices", "it is there", "nobody raised it"],
 )
 def test_what_is_no_supply_for_us_keeps_nothing_from_being_ordered(other: Group) -> None:
-    assert orders(plan(seen(surge(offer()), other), T0).actions) == [("rack", 1)]
+    assert orders(plan(grows(surge(offer()), other), T0).actions) == [("rack", 1)]
 
 
 def test_a_group_that_grows_for_an_order_of_ours_is_not_counted_beside_that() -> None:
@@ -134,6 +158,24 @@ def test_a_group_that_grows_for_an_order_of_ours_is_not_counted_beside_that() ->
     at = more(at, T0 + 5, offer())
     assert orders(plan(at, T0 + 5).actions) == [("rack", 1)]
     assert not orders(plan(seen(at, group(2), now_s=T0 + 6), T0 + 6).actions), "somebody raised it once more"
+
+
+def test_a_node_that_comes_for_an_order_of_ours_is_on_its_way_no_more_though_its_group_is_looked_at_later() -> None:
+    """Else it stood for another's order, which was taken back."""
+    at, done = acted(surge(cloud(labels=LABELS, expected_s=240.0), offer(expected_s=300.0, price_per_hour=9.0)))
+    assert orders(done) == [("cloud", 1)]
+    at = shown(seen(at, group(0)), T0 + 10, "cloud", committed=True)
+    at = waits(seen(at, group(1), now_s=T0 + 10), T0 + 170, waiting=2)
+    at = more(at, T0 + 170, offer(expected_s=300.0, price_per_hour=9.0))
+    at, done = acted(
+        shown(told(at, OffersSeen(provider="cloud", offers=())), T0 + 170, "cloud", committed=True), T0 + 170
+    )
+    assert orders(done) == [("rack", 1)]
+    at = came(shown(at, T0 + 171, "rack"), "g1", now_s=T0 + 240)
+    at = waits(shown(at, T0 + 240, "cloud", phase="here", committed=True, node="g1"), T0 + 240, waiting=2)
+    assert at.capacity.groups[NAME].coming == 0
+    assert [type(one) for one in plan(at, T0 + 240).actions] == [StartReplica]
+    assert seen(at, group(1), now_s=T0 + 243).capacity.groups[NAME].coming == 0, "it is counted once"
 
 
 def test_an_order_of_ours_that_a_group_has_overtaken_is_withdrawn() -> None:

@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from autoscaler.attached import GPU_COUNT
 from autoscaler.capacity.growing import LOOK_S, NONE_S, Growing
 from autoscaler.capacity.machinegroups import LABELS, Found, groups
 from autoscaler.capacity.server import AnswerError
-from autoscaler.leases import Group, GroupsSeen
+from autoscaler.leases import Capacity, Group, GroupsSeen
 from autoscaler.providers import Cro, ProviderSettings
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, Settings
@@ -141,15 +142,20 @@ def test_all_groups_of_a_cluster_are_told_at_each_look_with_what_others_wait_for
     run(scenario())
 
 
-def test_where_there_are_none_nothing_is_told_and_it_is_looked_rarely() -> None:
+def test_that_there_are_none_is_told_once_and_it_is_looked_rarely() -> None:
+    """So who is made later is known to be new."""
+
     async def scenario() -> None:
         one = Looked()
-        await asyncio.sleep(NONE_S * 1.5)
-        assert not one.told
+        await asyncio.sleep(NONE_S / 2)
+        assert one.told == [GroupsSeen(groups=())]
+        one.world = replace(one.world, capacity=Capacity(grouped=True))
+        await asyncio.sleep(NONE_S)
+        assert len(one.told) == 1
         one.serve("cluster.x-k8s.io", CAPI)
         one.put(CAPI, "machinesets", machines())
         await asyncio.sleep(NONE_S)
-        assert one.told[0].groups[0].name == "MachineSet default/g"
+        assert one.told[1].groups[0].name == "MachineSet default/g"
         one.task.cancel()
 
     run(scenario())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from msgspec.structs import replace
 
 from autoscaler.explain import explain_model
@@ -13,7 +16,7 @@ from autoscaler.packing import Force
 from autoscaler.plan import plan
 from autoscaler.world import World
 from tests.kit.offered import A, acted, cloud, offer, offered, releases, shown, surge, told
-from tests.kit.worlds import GI, T0
+from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, use, world
 
 SMALL = offer("shed", "s1", node="s1", memory_bytes=8 * GI, expected_s=1.0)
 
@@ -111,3 +114,28 @@ def test_both_of_a_hedge_are_under_way() -> None:
     after, _ = acted(hedged)
     assert len(after.capacity.leases) == 2
     assert {(one.provider, one.under_way) for one in rungs(after)} == {("rack", True), ("cloud", True)}
+
+
+def test_the_sample_of_the_page_is_what_is_told() -> None:
+    """`docs/operations.md`, More capacity."""
+    ada, bob = model("ada", 40, slots=4), model("bob", 20)
+    bob = replace(bob, spec=replace(bob.spec, priority=1))
+    a100: dict[str, Any] = {"product": "A100", "memory_bytes": 40 * GI, "shared": False}
+    nodes: dict[str, Any] = {"node": "", "devices_max": 1, "shared": False}
+    offers = (
+        offer(name="worker-1", node="worker-1", expected_s=90.0, price_per_hour=1.2, **a100),
+        offer("p4d", expected_s=240.0, price_per_hour=4.1, **{**nodes, **a100}),
+        offer("dws", expected_s=None, price_per_hour=5.0, product="H100", memory_bytes=80 * GI, **nodes),
+        offer("g4", expected_s=240.0, price_per_hour=0.53, product="T4", **nodes),
+    )
+    calls = gateway(
+        levels=[replace(level("ada", 2, wait_s=8.0), soonest_deadline_s=532.0), level("bob", 0, 1)],
+        uses=[use("bob-1", 1)],
+    )
+    there = [device("gpu0", 40, "worker-2", product="A100")]
+    serves = replica(bob, "bob-1", ready_s=T0 - 100)
+    begin = world([ada, bob], there, [serves], [calls], leading_since_s=T0 - 500)
+    of = offered(begin, *offers)
+    sentences = explain_model(of, plan(of, T0), Log(), ada.name, T0).sentences
+    page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    assert "\n```\n" + "\n".join(sentences) + "\n```\n" in page, "\n".join(sentences)

@@ -213,9 +213,9 @@ def test_more_than_is_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, demand: str, *more: str) -> tuple[int, str, str]:
+def run(folder: Path, demand: str, *more: str, documents: str = DOCUMENTS) -> tuple[int, str, str]:
     """(status, what it printed, what it said on standard error)."""
-    (folder / "p.yaml").write_text(DOCUMENTS)
+    (folder / "p.yaml").write_text(documents)
     (folder / "d.yaml").write_text(demand)
     done = CliRunner().invoke(cli, ["plan", "-c", f"{folder}/p.yaml", "--demand", f"{folder}/d.yaml", *more])
     return done.exit_code, done.stdout, done.stderr
@@ -233,6 +233,19 @@ def test_it_is_printed_for_people_and_for_programs(tmp_path: Path) -> None:
     assert [start["slices"] for start in found["starts"]] == [["nodes[0]/gpu0/s0"]], "the T4, not an H100"
     assert (found["unmet"], len(found["left"])) == ([], 5)
     assert run(tmp_path, "small: 0\n")[1].startswith("nothing would be started\n")
+
+
+def test_that_providers_of_capacity_are_not_played_is_said_beside_the_answer(tmp_path: Path) -> None:
+    assert run(tmp_path, "small: 1\n")[2] == ""
+    capacity = "capacity: [{name: g4, karpenter: {nodePool: g4}}, {name: queue, kueue: {localQueue: q}}]"
+    rented = DOCUMENTS.replace("nodes:", f"{capacity}\nnodes:")
+    status, told, said = run(tmp_path, "small: 1\n", "--output", "json", documents=rented)
+    assert status == 0
+    assert json.loads(told)["starts"]
+    assert said == (
+        "pilotlight: `capacity` (g4, queue) is not played here, and each entry of `nodes` counts as one node that is"
+        " there; --live asks the system that runs\n"
+    )
 
 
 @pytest.mark.parametrize(

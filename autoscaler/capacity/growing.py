@@ -54,9 +54,11 @@ class Growing(Upkeep):
         self._server, self._world, self._observe = server, world, observe
 
     async def _once(self) -> float:
-        """Pods that wait matter only where something may come for them."""
-        found, known = await machines(self._server), self._world().capacity.groups
-        if found or known:
+        """Pods that wait matter only where something may come for them. That there are none is told once: what is found
+        later is new.
+        """
+        found, known = await machines(self._server), self._world().capacity
+        if found or known.groups or not known.grouped:
             pods = await self._server.items(PODS, fieldSelector=WAITING) if found else []
             self._observe((GroupsSeen(groups=groups(found, pods, self._world().settings)),))
         return LOOK_S if found else NONE_S

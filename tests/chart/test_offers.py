@@ -5,10 +5,12 @@ from __future__ import annotations
 from autoscaler import documents
 from autoscaler.capacity.provisioning import ProvisioningProvider
 from autoscaler.leases import Offer
+from autoscaler.prices import Prices
 from autoscaler.settings import Settings
 from autoscaler.world import World
 from tests.kit.chart import example, named
 from tests.kit.objects import PlayedServer
+from tests.kit.worlds import device
 from tests.sim.virtual import run
 
 ACCELERATOR, POOL = "cloud.google.com/gke-accelerator", "cloud.google.com/gke-nodepool"
@@ -46,3 +48,11 @@ def test_on_gke_each_provider_offers_its_own_nodes_alone() -> None:
     }
     ((atomic,), (dws,)) = found.values()
     assert (atomic.expected_s, atomic.lasts_s, dws.expected_s, dws.lasts_s) == (240.0, None, None, 604_800.0)
+
+
+def test_on_gke_the_node_that_stays_costs_nothing_more_and_those_of_the_queue_do() -> None:
+    prices = Prices(settings_of("values-gke-dws.yaml").prices)
+    labels = {ACCELERATOR: "nvidia-h100-80gb"}
+    stays = device(product="NVIDIA-H100-80GB-HBM3", labels=labels)
+    comes = device(product="NVIDIA-H100-80GB-HBM3", labels={**labels, "cloud.google.com/gke-flex-start": "true"})
+    assert (prices.of(stays), prices.of(comes)) == (0.0, 5.0)
