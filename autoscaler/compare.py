@@ -163,7 +163,8 @@ def _ask(case: Case, have: int, missing: int) -> Compared:
         since_s, force = inf, force_of(answer, have + ordinal)
         if answer.urgent:
             since_s = case.now_s if have + ordinal else unserved_since_s(case.world, name, case.now_s)
-        wants.append(want_of(case.model, ordinal, since_s, force, reason, case.world.settings.pod, avoids))
+        want = want_of(case.model, ordinal, since_s, force, reason, case.world.settings.pod, avoids)
+        wants.append(want._replace(begins_s=answer.begins_s or 0.0))
     return Compared(wants=tuple(wants))
 
 

@@ -11,16 +11,17 @@ most). It performs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
 from autoscaler.actions import AcquireLease, ReleaseLease
-from autoscaler.ahead import floor
+from autoscaler.ahead import STARTS
 from autoscaler.alike import Answers
 from autoscaler.awaited import is_claims
 from autoscaler.contract import ModelName
-from autoscaler.delivery import NO_LEARNT, Expected, due_after_s, expected
+from autoscaler.delivery import Expected, due_after_s
+from autoscaler.demand import NO_LOAD
 from autoscaler.groups import on_their_way
 from autoscaler.headroom import NONE, cheapest, comes, headroom, owner
 from autoscaler.ladder import Chosen, Rung, climb, first, rung
@@ -29,11 +30,12 @@ from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId
 from autoscaler.packer import order
 from autoscaler.packing import Force, Missing, Packing, Want
 from autoscaler.pledges import Pledge, pledge
+from autoscaler.prospects import again_s, deadline, hopeful, left_s, offered, stands, takes
 from autoscaler.remaining import SILENT, barred, heard, left
 from autoscaler.returning import returned
 from autoscaler.tryout import Ground, covered, devices_for, fewest
 from autoscaler.words import seconds
-from autoscaler.world import Replica, World
+from autoscaler.world import Replica
 
 WANTS_MAX = 64
 """So many are looked at in one Plan, those that go first; the others lack room still at the next."""
@@ -85,11 +87,12 @@ class _Ledger:
         coming = [one for one in there if one.coming(self.now_s) and not is_claims(one.owner)]
         coming.sort(key=lambda one: (one.asked_s + self._expected(one.offer).p50_s, one.id))
         lacking = [one.want for one in unmet if not one.promised and one.want.force > Force.NONE]
-        hopeful = self._hopeful(coming)
-        able = sorted(filter(hopeful, lacking), key=order)
+        offers = offered(self.capacity)
+        fits = hopeful((*offers, *(one.offer for one in coming)))
+        able = sorted(filter(fits, lacking), key=order)
         self.wants, self.later_wants = able[:WANTS_MAX], {one.model for one in able[WANTS_MAX:]}
-        self.vain = [one for one in lacking if not hopeful(one)]
-        self.some_day = self._hopeful(self.capacity.leases.values())
+        self.vain = [one for one in lacking if not fits(one)]
+        self.some_day = hopeful((*offers, *(one.offer for one in self.capacity.leases.values())))
         """Whether it could ever have any: what another has now, or what goes, is on offer again."""
         queued = {one.id for one in coming if self._stands(one)}
         self.queued = self._placed([one for one in coming if one.id in queued])
@@ -119,41 +122,15 @@ class _Ledger:
             self.next_s = at_s
 
     def _expected(self, offer: Offer) -> Expected:
-        return expected(offer, self.capacity.learnt.get(offer.kind, NO_LEARNT))
-
-    def _hopeful(self, coming: Iterable[Lease]) -> Callable[[Want], bool]:
-        """Whether anything on offer, or on its way, has the size that a Want needs and is a product that it takes: so
-        who can have nothing stands before nobody.
-        """
-        offers = (*(one for each in self.capacity.offers.values() for one in each), *(one.offer for one in coming))
-        there = {(one.product, one.memory_bytes // one.parts) for one in offers}
-        known: dict[tuple[tuple[str, ...], int], bool] = {}
-
-        def one(want: Want) -> bool:
-            key = want.products, want.memory_bytes - want.spare_bytes
-            if key not in known:
-                known[key] = any(key[1] <= size and want.kind.rank(of) is not None for of, size in there)
-            return known[key]
-
-        return one
+        return takes(self.capacity, offer)
 
     def _stands(self, lease: Lease) -> bool:
-        """Whether nobody waits for what it brings out of its queue: nobody can say when that is, or no Call of its
-        owner waits for so long. Other rungs are taken meanwhile.
-        """
-        left_s, model = self._left_s(lease), self.world.models.get(lease.owner)
-        if left_s == inf or not lease.offer.queued:
-            return left_s == inf
-        self.later(lease.asked_s + self._expected(lease.offer).p95_s)
-        return model is not None and left_s + self._start_s(lease.owner) > model.spec.queue.wait_seconds_max
+        if lease.offer.queued:
+            self.later(lease.asked_s + self._expected(lease.offer).p95_s)
+        return stands(self.world, lease, self._start_s(lease.owner), self.now_s)
 
     def _left_s(self, lease: Lease) -> float:
-        """So much longer it takes; infinite: nobody can say, or of a queue not any more."""
-        takes, past_s = self._expected(lease.offer), self.now_s - lease.asked_s
-        dry = lease.listed is not None and lease.listed.dry
-        if lease.offer.queued and (dry or past_s >= takes.p95_s):
-            return inf
-        return takes.left_s(past_s)
+        return left_s(self.capacity, lease, self.now_s)
 
     def _start_s(self, model: ModelName) -> float:
         return self.ground.outlook.restart_s(model)
@@ -204,11 +181,26 @@ class _Ledger:
         for want in self.wants:
             if want in self.got or len(self.orders) >= ORDERS_MAX:
                 continue
-            chosen = first(self._rungs(want), self.capacity.hedges if want not in self.hedged else frozenset())
-            if chosen is None:
+            early = [one for one in self._rungs(want) if not self._timely(want, one)] if want.begins_s else []
+            hedges = self.capacity.hedges if want not in self.hedged and self._waited(want) else frozenset()
+            chosen = first((one for one in self._rungs(want) if one not in early), hedges)
+            if chosen is None and early:
+                self.said[want] = f"{early[0].offer.provider} is asked in time for that"
+            elif chosen is None:
                 self.said[want] = self._none()
             else:
                 self._take(want, chosen)
+
+    def _timely(self, want: Want, one: Rung) -> bool:
+        """Whether it is ordered by now for what is needed from some moment on: what comes sooner is paid for idle."""
+        takes_s = one.expected.p95_s
+        from_s = -inf if takes_s == inf else want.begins_s - takes_s - STARTS * self._start_s(want.model)
+        self.later(from_s)
+        return self.now_s >= from_s
+
+    def _waited(self, want: Want) -> bool:
+        """Whether anybody waits for it now, for whom two are started where one is not sure."""
+        return self.world.loads.get(want.model, NO_LOAD).waiting > 0
 
     def _pledge(self, one: Pledge) -> None:
         """The scheduler gave it to a claim: that goes before what is merely lacked."""
@@ -258,7 +250,7 @@ class _Ledger:
 
     def _devices(self, want: Want, offer: Offer) -> int | None:
         """Many are alike: each question is asked once in a Plan, and only so many."""
-        alike = want._replace(ordinal=0, unserved_since_s=0.0, reason="", force=Force.NONE)
+        alike = want._replace(ordinal=0, unserved_since_s=0.0, reason="", force=Force.NONE, begins_s=0.0)
         key = alike, offer.id, offer.devices_max
         if key not in self._tried:
             fits = want.memory_bytes <= offer.memory_bytes // offer.parts and len(self._tried) < TRIALS_MAX
@@ -336,43 +328,30 @@ class _Ledger:
         got = self.got.get(want)
         lease = None if got is None else self.leases.get(got) or self.others.get(got)
         if lease is not None:
-            left_s = self._left_s(lease)
+            left = self._left_s(lease)
             where = f" on {lease.offer.node}" if lease.offer.node else ""
             what = f"{lease.devices} x {lease.offer.product}{where}"
-            reason = f"{lease.id.provider} brings {what}, in about {seconds(left_s)}"
-            ready_s = left_s + self._start_s(want.model)
+            reason = f"{lease.id.provider} brings {what}, in about {seconds(left)}"
+            ready_s = left + self._start_s(want.model)
             return missing._replace(
                 reason=reason, never=False, promised=True, slices=(), ready_s=ready_s, lease=lease.id
             )
         queued = self.leases.get(self.queued[want]) if want in self.queued else None
         more = self._queued(queued) if queued is not None else self.said.get(want)
         if want in self.queued or want in self.asked:
-            left_s = inf if queued is None else self._left_s(queued)
-            missing = missing._replace(never=False, ready_s=left_s + self._start_s(want.model))
+            left = inf if queued is None else self._left_s(queued)
+            missing = missing._replace(never=False, ready_s=left + self._start_s(want.model))
         if missing.never and self.some_day(want):
-            missing = missing._replace(never=False, ready_s=self._again_s(want))
+            again = again_s(self.capacity, want, self.now_s) + self._start_s(want.model)
+            missing = missing._replace(never=False, ready_s=None if again == inf else again)
         if self.asks:
             missing = missing._replace(never=False, reason=f"{missing.reason}; providers of more are asked")
         return missing if more is None else missing._replace(reason=f"{missing.reason}; {more}")
 
-    def _again_s(self, want: Want) -> float | None:
-        """In so many seconds it could be ready on what is left alone until then; None: not all that it could use is."""
-        found_s = inf
-        for offer in (one for each in self.capacity.offers.values() for one in each):
-            if (
-                want.kind.rank(offer.product) is not None
-                and want.least.memory_bytes <= offer.memory_bytes // offer.parts
-            ):
-                bar = barred(self.capacity, offer.id, self.now_s)
-                if bar is None:
-                    return None
-                found_s = min(found_s, bar.until_s - self.now_s + self._expected(offer).p50_s)
-        return None if found_s == inf else found_s + self._start_s(want.model)
-
     def _queued(self, lease: Lease) -> str:
         """Nobody waits for it: that it was asked for is told beside what else is lacking."""
-        asked_s, listed, left_s = self.now_s - lease.asked_s, lease.listed, self._left_s(lease)
-        when = "cannot say when" if left_s == inf else f"brings it in about {seconds(left_s)}"
+        asked_s, listed, left = self.now_s - lease.asked_s, lease.listed, self._left_s(lease)
+        when = "cannot say when" if left == inf else f"brings it in about {seconds(left)}"
         said = "" if listed is None or not listed.says else f": {listed.says}"
         return f"{lease.id.provider} was asked {seconds(asked_s)} ago, and {when}{said}"
 
@@ -385,13 +364,3 @@ class _Ledger:
 
 def _whose(offer: Offer) -> OfferId:
     return offer.id if offer.pool is None else OfferId(offer.provider, f"{offer.product}, on any node")
-
-
-def deadline(world: World, model: ModelName, now_s: float) -> float:
-    """When the first of the Calls that wait for a Model gives up, or a window that it is to be there for begins;
-    infinite: none does.
-    """
-    levels = ((g.seen_s, one) for g in world.gateways.values() for one in g.levels.get(model, ()))
-    waits = ((seen_s, one.soonest_deadline_s) for seen_s, one in levels if one.waiting)
-    given_up_s = min((seen_s + left_s for seen_s, left_s in waits if left_s is not None), default=inf)
-    return min(given_up_s, floor(world, world.models[model], now_s).begins_s if model in world.models else inf)

@@ -10,6 +10,7 @@ The answer is computed anew from levels each time, so nothing ratchets. It knows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -61,6 +62,8 @@ class Wanted(Fact, frozen=True):
     """When time alone changes the answer."""
     urgent: bool = False
     """Somebody waits for it (or was refused because it is cold)."""
+    begins_s: float | None = None
+    """Only from then on the last of them are needed: a window begins."""
 
 
 class _Case(NamedTuple):
@@ -176,7 +179,8 @@ def wanted(world: World, model: Model, now_s: float) -> Wanted:
         answer = replace(answer, next_s=min(answer.next_s or kept.next_s, kept.next_s))
     if answer.count < low:
         by_hand = model.adopted.message if model.adopted is not None and model.adopted.held else ""
-        return replace(answer, count=low, reason=by_hand or kept.reason)
+        begins_s = None if answer.urgent or kept.begins_s == inf else kept.begins_s
+        return replace(answer, count=low, reason=by_hand or kept.reason, begins_s=begins_s)
     return replace(answer, count=high) if answer.count > high else answer
 
 

@@ -10,7 +10,7 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from autoscaler.actions import Plan
-from autoscaler.deficits import deadline, judged
+from autoscaler.deficits import judged
 from autoscaler.delivery import NO_LEARNT, expected
 from autoscaler.evicted import Evicted, Eviction, eviction
 from autoscaler.ladder import Rung, choose, rung
@@ -18,6 +18,7 @@ from autoscaler.leases import Lease, Offer
 from autoscaler.model import Model
 from autoscaler.outlook import outlook
 from autoscaler.packing import Force
+from autoscaler.prospects import deadline
 from autoscaler.shelves import want_of
 from autoscaler.stranded import avoided
 from autoscaler.tryout import Ground

@@ -112,6 +112,8 @@ class Want(NamedTuple):
     link: Link = Link.NODE
     """What joins all of several Devices, at least."""
     growth: Growth = NO_GROWTH
+    begins_s: float = 0.0
+    """It is not needed before."""
 
     @property
     def beside(self) -> Beside:

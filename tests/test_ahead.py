@@ -12,13 +12,13 @@ from autoscaler.actions import AcquireLease, StartReplica
 from autoscaler.ahead import AHEAD_S, LOOK_S, floor
 from autoscaler.demand import quiet, wanted
 from autoscaler.expected import WrongKeyError
-from autoscaler.leases import Offer
+from autoscaler.leases import LeasesSeen, Offer, OffersSeen
 from autoscaler.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
 from autoscaler.observations import ClockSeen
 from autoscaler.plan import plan
 from autoscaler.rules import check_model
 from autoscaler.world import World
-from tests.kit.offered import cloud, offer, offered, orders, told
+from tests.kit.offered import acted, cloud, offer, offered, orders, shown, told
 from tests.kit.worlds import GI, T0, device, model, world
 
 NINE_S = datetime(2027, 1, 11, 9, tzinfo=UTC).timestamp()
@@ -100,6 +100,22 @@ def test_what_it_could_not_use_makes_no_window_count_earlier() -> None:
     a = replace(a, spec=replace(a.spec, gpu=replace(a.spec.gpu, models=("A100",))))
     others = cloud("h100", product="H100", expected_s=None), cloud("little", memory_bytes=8 * GI, expected_s=900.0)
     assert floor(at(a, 600.0, *others), a, T0) == floor(at(a, 600.0), a, T0)
+
+
+def test_what_comes_soon_is_ordered_late_though_a_queue_is_asked_an_hour_ahead() -> None:
+    """Else it stood idle, and was paid for, from then on."""
+    a = planned(replace(WINDOW, min=1))
+    both = cloud("dws", expected_s=None, queued=True, price_per_hour=8.0), offer(price_per_hour=4.0)
+    begin = at(a, 3500.0, *both)
+    after, done = acted(begin)
+    assert orders(done) == [("cloud", 1)]
+    ordered: list[list[tuple[str, int]]] = []
+    for before_s in (3000.0, 600.0, 100.0):
+        now_s = T0 + 3500.0 - before_s
+        late = told(after, *(OffersSeen(provider=one.provider, offers=(one,)) for one in both), now_s=now_s)
+        late = shown(told(late, LeasesSeen(provider="rack", leases=(), began_s=now_s), now_s=now_s), now_s, "cloud")
+        ordered.append(orders(plan(late, now_s).actions))
+    assert ordered == [[], [], [("rack", 1)]], "the queue did not give it by then"
 
 
 def test_what_nobody_can_say_when_is_asked_an_hour_ahead() -> None:

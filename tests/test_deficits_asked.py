@@ -15,7 +15,7 @@ from autoscaler.model import Gpu
 from autoscaler.packing import Want
 from autoscaler.plan import plan
 from autoscaler.tryout import Ground, devices_for
-from tests.kit.offered import offer, offered, orders, surge
+from tests.kit.offered import cloud, offer, offered, orders, surge
 from tests.kit.steps import IdleDriver
 from tests.kit.worlds import T0, device, gateway, level, model, world
 
@@ -67,3 +67,14 @@ def test_all_that_is_lacking_is_ordered_in_one_step_with_no_plan_more_than_that_
     sent = Orders()
     Loop(offered(begin, offer(devices_max=many, shared=False)), IdleDriver(), lambda: T0, supplier=sent).step()
     assert (sorted(sent.acquired), len(settled)) == (names, plans)
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_second_is_started_beside_only_for_who_waits(calls: bool) -> None:
+    """What is kept whoever calls comes a little later where the first does not deliver, and nobody pays for two."""
+    unsure = offer(expected_s=60.0, confidence=0.8), cloud(expected_s=60.0, confidence=0.8)
+    kept = model("a", 16, low=1, high=4, slots=1)
+    told = [gateway(levels=[level("a", 1, wait_s=1.0)] if calls else [])]
+    begin = world([kept], [device("cpu", 1, "w1")], gateways=told, leading_since_s=T0 - 500)
+    done = orders(plan(offered(begin, *unsure, hedges=("cloud", "rack")), T0).actions)
+    assert sorted(done) == ([("cloud", 1), ("rack", 1)] if calls else [("rack", 1)])

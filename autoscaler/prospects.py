@@ -1,0 +1,85 @@
+"""What who lacks room may expect of what is on its way to it, or could be had: whether anything fits, and when. Pure.
+
+Owns those answers, with which the ledger decides whom it orders for and tells everybody else how long it takes. Decides
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import inf
+
+from autoscaler.ahead import floor
+from autoscaler.contract import ModelName
+from autoscaler.delivery import NO_LEARNT, Expected, expected
+from autoscaler.leases import Capacity, Lease, Offer
+from autoscaler.packing import Want
+from autoscaler.remaining import barred
+from autoscaler.world import World
+
+
+def offered(capacity: Capacity) -> tuple[Offer, ...]:
+    """All that is on offer."""
+    return tuple(one for each in capacity.offers.values() for one in each)
+
+
+def takes(capacity: Capacity, offer: Offer) -> Expected:
+    """How long it takes, by what was learnt."""
+    return expected(offer, capacity.learnt.get(offer.kind, NO_LEARNT))
+
+
+def hopeful(offers: Iterable[Offer]) -> Callable[[Want], bool]:
+    """Whether any of them has the size that a Want needs and is a product that it takes: so who can have nothing stands
+    before nobody.
+    """
+    there = {(one.product, one.memory_bytes // one.parts) for one in offers}
+    known: dict[tuple[tuple[str, ...], int], bool] = {}
+
+    def one(want: Want) -> bool:
+        key = want.products, want.memory_bytes - want.spare_bytes
+        if key not in known:
+            known[key] = any(key[1] <= size and want.kind.rank(of) is not None for of, size in there)
+        return known[key]
+
+    return one
+
+
+def left_s(capacity: Capacity, lease: Lease, now_s: float) -> float:
+    """So much longer it takes; infinite: nobody can say, or of a queue not any more."""
+    of, past_s = takes(capacity, lease.offer), now_s - lease.asked_s
+    dry = lease.listed is not None and lease.listed.dry
+    return inf if lease.offer.queued and (dry or past_s >= of.p95_s) else of.left_s(past_s)
+
+
+def stands(world: World, lease: Lease, start_s: float, now_s: float) -> bool:
+    """Whether nobody waits for what it brings out of its queue: nobody can say when that is, or no Call of its owner
+    waits for so long. Other rungs are taken meanwhile. `start_s`: of its owner.
+    """
+    left, model = left_s(world.capacity, lease, now_s), world.models.get(lease.owner)
+    if left == inf or not lease.offer.queued:
+        return left == inf
+    return model is not None and left + start_s > model.spec.queue.wait_seconds_max
+
+
+def again_s(capacity: Capacity, want: Want, now_s: float) -> float:
+    """In so many seconds something could be there of what is left alone until then; infinite: nobody can say, or not
+    all that it could use is left alone.
+    """
+    found_s = inf
+    for offer in offered(capacity):
+        if hopeful((offer,))(want):
+            bar = barred(capacity, offer.id, now_s)
+            if bar is None:
+                return inf
+            found_s = min(found_s, bar.until_s - now_s + takes(capacity, offer).p50_s)
+    return found_s
+
+
+def deadline(world: World, model: ModelName, now_s: float) -> float:
+    """When the first of the Calls that wait for a Model gives up, or a window that it is to be there for begins;
+    infinite: none does.
+    """
+    levels = ((g.seen_s, one) for g in world.gateways.values() for one in g.levels.get(model, ()))
+    waits = ((seen_s, one.soonest_deadline_s) for seen_s, one in levels if one.waiting)
+    given_up_s = min((seen_s + left for seen_s, left in waits if left is not None), default=inf)
+    return min(given_up_s, floor(world, world.models[model], now_s).begins_s if model in world.models else inf)
