@@ -40,7 +40,7 @@ def owner(provider: str) -> ModelName:
 
 def headroom(ground: Ground, leases: Collection[Lease], waited: Collection[LeaseId]) -> Headroom:
     """`leases`: with those that are ordered now; `waited`: those of them that somebody waits for."""
-    entries = [one for one in ground.world.settings.capacity if one.headroom]
+    entries = [one for one in ground.world.settings.capacity if one.headroom and not one.closing]
     if not entries:
         return NONE
     world, kept, lacking = ground.world, set[LeaseId](), dict[str, int]()

@@ -90,6 +90,8 @@ class ProviderSettings(Part, frozen=True):
     """How long what stands idle is kept; `auto`: as long as that is worth more than it costs."""
     headroom: Annotated[int, Meta(ge=0, le=1000)] = 0
     """So many Devices like those that it brings are kept free ahead of need."""
+    closing: bool = False
+    """Nothing is ordered of it any more, and what came of it goes as soon as nobody needs it."""
     cro: Cro | None = None
     redfish: Redfish | None = None
     karpenter: Karpenter | None = None
@@ -108,7 +110,7 @@ class ProviderSettings(Part, frozen=True):
 
 def keeps(providers: Sequence[ProviderSettings], name: str) -> float | Auto:
     """How long what one of them gave is kept idle."""
-    return next((one.keep_seconds for one in providers if one.name == name), "auto")
+    return next((0.0 if one.closing else one.keep_seconds for one in providers if one.name == name), "auto")
 
 
 def check_providers(providers: Sequence[ProviderSettings]) -> None:

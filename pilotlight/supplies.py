@@ -266,8 +266,9 @@ class Supplies:
                     one.cancel()
 
     def _made(self, entries: tuple[ProviderSettings, ...], named: int, stack: AsyncExitStack) -> Supplying:
-        """`named`: so many are in the Settings; of the others nothing is ordered any more."""
+        """`named`: so many are in the Settings; of the others nothing is ordered any more, as of those that close."""
         around = Around(self._server, self._world, *self._places, stack, self._leads, clock=self._clock)
         made = {entry.name: KINDS[entry.kinds[0]].make(entry, around) for entry in entries}
         hedges = frozenset(entry.name for entry in entries if entry.hedge)
-        return Supplying(made, self._observe, self._clock, hedges, frozenset(one.name for one in entries[named:]))
+        closing = {one.name for one in entries if one.closing} | {one.name for one in entries[named:]}
+        return Supplying(made, self._observe, self._clock, hedges, frozenset(closing))

@@ -140,6 +140,10 @@ def test_what_is_over_the_headroom_goes_and_the_rest_stays() -> None:
     assert not plan(quiet(here, T0 + 90.0), T0 + 90.0).actions
     for headroom, goes in ((1, 1), (0, 2)):
         assert len(releases(plan(kept(quiet(here, T0 + 90.0), headroom), T0 + 90.0).actions)) == goes
+    closes = kept(quiet(here, T0 + 90.0), 2, keep_s=LONG_S)
+    entry = replace(closes.settings.capacity[0], closing=True)
+    closes = replace(closes, settings=replace(closes.settings, capacity=(entry,)))
+    assert len(releases(plan(closes, T0 + 90.0).actions)) == 2, "of what closes nothing is kept"
 
 
 def test_what_is_drained_by_force_does_not_stay_for_it() -> None:

@@ -156,6 +156,21 @@ def test_what_came_of_an_entry_that_is_taken_out_is_listed_and_given_back_and_no
     run(scenario())
 
 
+def test_an_entry_that_closes_offers_nothing_and_is_known_whoever_leads_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        house = House(monkeypatch)
+        one = house.supplies()
+        task = asyncio.create_task(one.run())
+        house.tell(one, replace(RACK, closing=True))
+        await asyncio.sleep(1.0)
+        offers = [seen for seen in house.seen if isinstance(seen, OffersSeen)]
+        assert offers == [OffersSeen(provider="rack", offers=(), closed=CLOSING)]
+        assert [seen.provider for seen in house.seen if isinstance(seen, LeasesSeen)][:1] == ["rack"]
+        task.cancel()
+
+    run(scenario())
+
+
 def test_who_is_named_for_a_redfish_service_takes_over_what_another_name_had_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -50,7 +50,7 @@ REST_S: Final = 0.01
 """No pause is shorter: a timer may end a little before the clock says so, and what it ends would be asked in vain."""
 NONE_S: Final = 5.0
 """While nothing is offered it is looked again after so long, then twice as long each time, up to OFFERS_S."""
-CLOSING: Final = "the Settings name it no more, and what came of it is given back"
+CLOSING: Final = "it is closed by the Settings, and what came of it is given back"
 ORDERS_MAX: Final = 256
 """That wait at one Provider; further ones are dropped, and given anew by who decides."""
 

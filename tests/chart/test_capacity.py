@@ -32,7 +32,7 @@ def read(*entries: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_doctor_is_asked_for_the_kind_whatever_else_an_entry_says(kind: str) -> None:
-    entry = {"name": "a", kind: TOLD[kind], "expectedSeconds": 60, "hedge": True, "keepSeconds": 10}
+    entry = {"name": "a", kind: TOLD[kind], "expectedSeconds": 60, "hedge": True, "keepSeconds": 10, "closing": True}
     entry |= {} if kind in QUEUES else {"headroom": 1}
     said = {one.encode_name for one in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
     assert said - entry.keys() <= {"headroom"}, "a key that is not tried here"
