@@ -142,6 +142,12 @@ def check_labels(labels: Mapping[str, str], at: Path) -> None:
             raise WrongKeyError((*at, label), "expected a label of Kubernetes: at most 63 of A-Za-z0-9._-")
 
 
+def check_label_value(text: str, at: Path) -> None:
+    """What a label of Kubernetes may say; not nothing."""
+    if not text or not _LABEL_VALUE.fullmatch(text):
+        raise WrongKeyError(at, "expected 1 to 63 of A-Za-z0-9._- that begin and end with a letter or digit")
+
+
 def check_resources(resources: Resources, at: Path) -> None:
     """Quantities by name; devices are counted in spec.gpu."""
     for where, amounts in (("requests", resources.requests), ("limits", resources.limits)):

@@ -12,9 +12,8 @@ from msgspec import Meta, field
 
 from autoscaler.expected import Path, WrongKeyError
 from autoscaler.model import Auto, Seconds
-from autoscaler.naming import check_name
 from autoscaler.part import Part
-from autoscaler.podspec import check_labels, check_object_name
+from autoscaler.podspec import check_label_value, check_labels, check_object_name
 
 Text = Annotated[str, Meta(min_length=1, max_length=253)]
 KINDS = ("cro", "redfish", "karpenter", "clusterAutoscaler", "provisioningRequest", "kueue")
@@ -120,7 +119,7 @@ def check_providers(providers: Sequence[ProviderSettings]) -> None:
     seen: set[str] = set()
     for position, one in enumerate(providers):
         at: Path = ("capacity", position)
-        check_name(one.name, (*at, "name"))
+        check_label_value(one.name, (*at, "name"))  # of what is made in its name
         if one.name in seen:
             raise WrongKeyError((*at, "name"), f"`{one.name}` occurs twice")
         seen.add(one.name)

@@ -44,6 +44,6 @@ def _resources(pod: Object) -> Iterator[str]:
 
 
 def _is_device(resource: str) -> bool:
-    """`nvidia.com/gpu`, `nvidia.com/gpu.shared`, `nvidia.com/mig-1g.10gb`, `amd.com/gpu`."""
+    """`nvidia.com/gpu`, `nvidia.com/gpu.shared`, `nvidia.com/mig-1g.10gb`, `amd.com/gpu`, `volcano.sh/vgpu-number`."""
     _, slash, name = resource.partition("/")
-    return bool(slash) and name.startswith(("gpu", "mig-"))
+    return bool(slash) and name.startswith(("gpu", "mig-", "vgpu"))
