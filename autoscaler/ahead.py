@@ -38,12 +38,14 @@ class Floor(NamedTuple):
     """When the window begins for which that is so, where it has not yet; infinite: it has, or there is none."""
     next_s: float | None = None
     """When time alone changes that."""
+    now: int = 0
+    """How many it keeps without the window that has not begun."""
 
 
 def floor(world: World, model: Model, now_s: float) -> Floor:
     """`replicas.min`, or what its windows ask for now if that is more."""
     of = model.spec.replicas
-    found = Floor(of.min, f"replicas.min is {of.min}")
+    found = Floor(of.min, f"replicas.min is {of.min}", now=of.min)
     if not of.schedule:
         return found
     if world.unix_offset_s is None:
@@ -58,7 +60,11 @@ def floor(world: World, model: Model, now_s: float) -> Floor:
             from_s, until_s = begins_s - lead, begins_s + one.seconds - drain_s
             next_s = min((at_s for at_s in (next_s, from_s, begins_s, until_s) if at_s > now_s), default=inf)
             if from_s <= now_s < until_s and (one.min, -begins_s) > (found.least, -found.begins_s):
-                found = Floor(one.min, _says(one, begins_s, now_s), begins_s if begins_s > now_s else inf)
+                found = Floor(
+                    one.min, _says(one, begins_s, now_s), begins_s if begins_s > now_s else inf, now=found.now
+                )
+            if begins_s <= now_s < until_s:
+                found = found._replace(now=max(found.now, one.min))
     return found._replace(next_s=min(next_s, now_s + LOOK_S))
 
 

@@ -164,7 +164,8 @@ def _ask(case: Case, have: int, missing: int) -> Compared:
         if answer.urgent:
             since_s = case.now_s if have + ordinal else unserved_since_s(case.world, name, case.now_s)
         want = want_of(case.model, ordinal, since_s, force, reason, case.world.settings.pod, avoids)
-        wants.append(want._replace(begins_s=answer.begins_s or 0.0))
+        ahead = answer.begins_s is not None and have + ordinal >= answer.now
+        wants.append(want._replace(begins_s=answer.begins_s or 0.0) if ahead else want)
     return Compared(wants=tuple(wants))
 
 

@@ -11,7 +11,8 @@ most). It performs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from autoscaler.awaited import is_claims
 from autoscaler.contract import ModelName
 from autoscaler.delivery import Expected, due_after_s
 from autoscaler.demand import NO_LOAD
+from autoscaler.fitting import some_day
 from autoscaler.groups import on_their_way
 from autoscaler.headroom import NONE, cheapest, comes, headroom, owner
 from autoscaler.ladder import Chosen, Rung, climb, first, rung
@@ -92,8 +94,6 @@ class _Ledger:
         able = sorted(filter(fits, lacking), key=order)
         self.wants, self.later_wants = able[:WANTS_MAX], {one.model for one in able[WANTS_MAX:]}
         self.vain = [one for one in lacking if not fits(one)]
-        self.some_day = hopeful((*offers, *(one.offer for one in self.capacity.leases.values())))
-        """Whether it could ever have any: what another has now, or what goes, is on offer again."""
         queued = {one.id for one in coming if self._stands(one)}
         self.queued = self._placed([one for one in coming if one.id in queued])
         self.hedged = covered(ground, self.wants, [one for one in coming if one.id not in queued and one.hedge])
@@ -181,14 +181,14 @@ class _Ledger:
         for want in self.wants:
             if want in self.got or len(self.orders) >= ORDERS_MAX:
                 continue
-            early = [one for one in self._rungs(want) if not self._timely(want, one)] if want.begins_s else []
             hedges = self.capacity.hedges if want not in self.hedged and self._waited(want) else frozenset()
-            chosen = first((one for one in self._rungs(want) if one not in early), hedges)
-            if chosen is None and early:
-                self.said[want] = f"{early[0].offer.provider} is asked in time for that"
+            chosen = first(self._rungs(want), hedges)
+            if chosen is not None and chosen.rung.sure and not self._timely(want, chosen.rung):
+                self.said[want] = f"{chosen.rung.offer.provider} is asked in time for that"
+                chosen = first(self._rungs(want, endless=True))
             elif chosen is None:
                 self.said[want] = self._none()
-            else:
+            if chosen is not None:
                 self._take(want, chosen)
 
     def _timely(self, want: Want, one: Rung) -> bool:
@@ -224,10 +224,11 @@ class _Ledger:
                 found = self._tried_rung(want, rest, self._rung(want, offer, fewest(want, rest), deadline_s))
                 yield offer, found or "it would not have room there"
 
-    def _rungs(self, want: Want) -> Iterator[Rung]:
-        """Those that would do now, the best first."""
+    def _rungs(self, want: Want, *, endless: bool = False) -> Iterator[Rung]:
+        """Those that would do now, the best first. `endless`: of which nobody can say when they come."""
         deadline_s = deadline(self.world, want.model, self.now_s) - self.now_s
-        open_ = {offer.id: (offer, rest) for offer, rest in self._open(want) if not isinstance(rest, str)}
+        found = ((offer, rest) for offer, rest in self._open(want) if not isinstance(rest, str))
+        open_ = {offer.id: (offer, rest) for offer, rest in found if not endless or self._expected(offer).p50_s == inf}
         hopeful = (self._rung(want, offer, fewest(want, rest), deadline_s) for offer, rest in open_.values())
         return climb(hopeful, lambda one: self._tried_rung(want, open_[one.offer.id][1], one))
 
@@ -341,12 +342,17 @@ class _Ledger:
         if want in self.queued or want in self.asked:
             left = inf if queued is None else self._left_s(queued)
             missing = missing._replace(never=False, ready_s=left + self._start_s(want.model))
-        if missing.never and self.some_day(want):
+        if missing.never and self._some_day(want.model):
             again = again_s(self.capacity, want, self.now_s) + self._start_s(want.model)
             missing = missing._replace(never=False, ready_s=None if again == inf else again)
         if self.asks:
             missing = missing._replace(never=False, reason=f"{missing.reason}; providers of more are asked")
         return missing if more is None else missing._replace(reason=f"{missing.reason}; {more}")
+
+    @cached_property
+    def _some_day(self) -> Callable[[ModelName], bool]:
+        """Looked at only where somebody fits on nothing that is there."""
+        return some_day(self.world)
 
     def _queued(self, lease: Lease) -> str:
         """Nobody waits for it: that it was asked for is told beside what else is lacking."""

@@ -63,7 +63,8 @@ class Wanted(Fact, frozen=True):
     urgent: bool = False
     """Somebody waits for it (or was refused because it is cold)."""
     begins_s: float | None = None
-    """Only from then on the last of them are needed: a window begins."""
+    """Only from then on more than `now` are needed: a window begins."""
+    now: int = 0
 
 
 class _Case(NamedTuple):
@@ -179,8 +180,8 @@ def wanted(world: World, model: Model, now_s: float) -> Wanted:
         answer = replace(answer, next_s=min(answer.next_s or kept.next_s, kept.next_s))
     if answer.count < low:
         by_hand = model.adopted.message if model.adopted is not None and model.adopted.held else ""
-        begins_s = None if answer.urgent or kept.begins_s == inf else kept.begins_s
-        return replace(answer, count=low, reason=by_hand or kept.reason, begins_s=begins_s)
+        begins_s, now = None if kept.begins_s == inf else kept.begins_s, max(answer.count, kept.now)
+        return replace(answer, count=low, reason=by_hand or kept.reason, begins_s=begins_s, now=now)
     return replace(answer, count=high) if answer.count > high else answer
 
 

@@ -8,7 +8,7 @@ must not ask what is free now.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from math import inf
 
 from msgspec.structs import replace
@@ -45,6 +45,22 @@ class Fitting:
 
     def _want(self, model: Model) -> Want:
         return want_of(model, 0, inf, Force.NONE, "", self._defaults)
+
+
+def some_day(world: World) -> Callable[[ModelName], bool]:
+    """Whether a Model that fits on no Device that is there fits on what could come, or comes, beside what its nodes
+    have: then it is not refused, though all of that is another's now.
+    """
+    added = to_come(world)
+    nodes = {one.node for one in added}
+    there = {id: one for id, one in world.slices.items() if one.node in nodes}
+    fitting = Fitting(replace(world, slices=there)) if added else None
+
+    def one(name: ModelName) -> bool:
+        model = world.models.get(name)
+        return fitting is not None and model is not None and not fitting.never(model)
+
+    return one
 
 
 def as_before(before: World, after: World) -> bool:

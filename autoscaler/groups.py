@@ -46,9 +46,12 @@ def grown(before: Growth | None, group: Group, shown: int, now_s: float) -> Grow
 
 def looked(growth: Growth, world: World, now_s: float) -> Growth:
     """As nodes show their Devices between looks. One that came for an order of ours is no more counted as that: it
-    would stand for the order of somebody else until the next look, and have it taken back.
+    would stand for the order of somebody else until the next look, and have it taken back. One whose device plug-in
+    starts anew shows none for a moment, and is not another that came then.
     """
-    return grown(growth, growth.group, shown(world, growth.group), now_s) if growth.coming else growth
+    if not growth.coming:
+        return growth
+    return grown(growth, growth.group, max(growth.shown, shown(world, growth.group)), now_s)
 
 
 def shown(world: World, group: Group) -> int:

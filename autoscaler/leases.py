@@ -66,6 +66,8 @@ class Offer(Said, frozen=True):
     """Of the product so many Devices are free for all nodes together; None: nobody says."""
     parts: int = 1
     """Each Device is offered so many times (time-slicing, MPS)."""
+    device_bytes: int = 0
+    """Of the Device that what is offered is a part of; 0: it is a Device."""
     shared: bool = False
     """Several Replicas may be on one Device, up to its memory."""
     labels: dict[str, str] = {}

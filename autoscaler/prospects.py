@@ -53,12 +53,14 @@ def left_s(capacity: Capacity, lease: Lease, now_s: float) -> float:
 
 def stands(world: World, lease: Lease, start_s: float, now_s: float) -> bool:
     """Whether nobody waits for what it brings out of its queue: nobody can say when that is, or no Call of its owner
-    waits for so long. Other rungs are taken meanwhile. `start_s`: of its owner.
+    waits for as long as such take. Other rungs are taken meanwhile. `start_s`: of its owner. Not by what is left of
+    that, which falls and rises again: it would be waited for, and given up, in turn.
     """
     left, model = left_s(world.capacity, lease, now_s), world.models.get(lease.owner)
     if left == inf or not lease.offer.queued:
         return left == inf
-    return model is not None and left + start_s > model.spec.queue.wait_seconds_max
+    long_s = takes(world.capacity, lease.offer).p50_s + start_s
+    return model is not None and long_s > model.spec.queue.wait_seconds_max
 
 
 def again_s(capacity: Capacity, want: Want, now_s: float) -> float:

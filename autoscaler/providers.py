@@ -12,6 +12,7 @@ from msgspec import Meta, field
 
 from autoscaler.expected import Path, WrongKeyError
 from autoscaler.model import Auto, Seconds
+from autoscaler.naming import check_name
 from autoscaler.part import Part
 from autoscaler.podspec import check_label_value, check_labels, check_object_name
 
@@ -119,7 +120,7 @@ def check_providers(providers: Sequence[ProviderSettings]) -> None:
     seen: set[str] = set()
     for position, one in enumerate(providers):
         at: Path = ("capacity", position)
-        check_label_value(one.name, (*at, "name"))  # of what is made in its name
+        check_name(one.name, (*at, "name"))
         if one.name in seen:
             raise WrongKeyError((*at, "name"), f"`{one.name}` occurs twice")
         seen.add(one.name)
@@ -134,6 +135,8 @@ def _check_kind(one: ProviderSettings, at: Path) -> None:
         _check_redfish(one.redfish, (*at, "redfish"))
         if one.redfish.publish:
             check_object_name(one.name, (*at, "name"))  # it is in the names of pools
+    if one.karpenter is not None or one.cluster_autoscaler is not None:
+        check_label_value(one.name, (*at, "name"))  # of what is made in its name
     if one.karpenter is not None:
         check_object_name(one.karpenter.node_pool, (*at, "karpenter", "nodePool"))
     if one.cluster_autoscaler is not None:

@@ -50,7 +50,7 @@ def virtual(world: World, offer: Offer, devices: Iterable[int], name: str) -> tu
             device=DeviceId(f"{name}/{number}"),
             node=node,
             memory_bytes=offer.memory_bytes // offer.parts,
-            device_bytes=offer.memory_bytes if offer.parts > 1 else 0,
+            device_bytes=offer.memory_bytes if offer.parts > 1 else offer.device_bytes,
             shared=offer.shared,
             product=offer.product,
             labels=labels,

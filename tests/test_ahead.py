@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.actions import AcquireLease, StartReplica
-from autoscaler.ahead import AHEAD_S, LOOK_S, floor
+from autoscaler.ahead import AHEAD_S, LOOK_S, Floor, floor
 from autoscaler.demand import quiet, wanted
 from autoscaler.expected import WrongKeyError
 from autoscaler.leases import LeasesSeen, Offer, OffersSeen
@@ -59,13 +59,13 @@ def test_the_most_that_is_asked_for_counts_and_never_less_than_the_minimum() -> 
     a = planned(WINDOW, ReplicaWindow(cron="0 8 * * *", seconds=28_800.0, min=3))
     assert floor(at(a, -60.0), a, T0).least == 3
     b = planned(low=3)
-    assert floor(at(b, -60.0), b, T0) == (3, "replicas.min is 3", float("inf"), T0 + LOOK_S)
+    assert floor(at(b, -60.0), b, T0) == Floor(3, "replicas.min is 3", float("inf"), T0 + LOOK_S, 3)
 
 
 def test_who_knows_no_time_of_day_keeps_no_window_and_looks_again() -> None:
     a = planned()
     begin = world([a], [device()])
-    assert floor(begin, a, T0) == (0, "replicas.min is 0", float("inf"), T0 + LOOK_S)
+    assert floor(begin, a, T0) == Floor(0, "replicas.min is 0", float("inf"), T0 + LOOK_S, 0)
     assert wanted(begin, a, T0).next_s == T0 + LOOK_S
 
 
@@ -116,6 +116,20 @@ def test_what_comes_soon_is_ordered_late_though_a_queue_is_asked_an_hour_ahead()
         late = shown(told(late, LeasesSeen(provider="rack", leases=(), began_s=now_s), now_s=now_s), now_s, "cloud")
         ordered.append(orders(plan(late, now_s).actions))
     assert ordered == [[], [], [("rack", 1)]], "the queue did not give it by then"
+
+
+def test_what_is_needed_now_does_not_wait_for_the_window_that_needs_more() -> None:
+    a = planned(replace(WINDOW, min=3), low=1)
+    both = cloud("dws", expected_s=None, queued=True, price_per_hour=8.0), offer(devices_max=4, price_per_hour=4.0)
+    assert orders(plan(at(a, 3300.0, *both), T0).actions)[:1] == [("rack", 1)], "replicas.min is 1, and it is missing"
+    assert [one for one in orders(plan(at(a, 3300.0, *both), T0).actions) if one[0] == "rack"] == [("rack", 1)]
+
+
+def test_nothing_dearer_is_ordered_because_the_cheapest_has_time_still() -> None:
+    a = planned(replace(WINDOW, min=1))
+    slow, quick = cloud(expected_s=1000.0, price_per_hour=20.0), offer(expected_s=120.0, price_per_hour=1.0)
+    assert orders(plan(at(a, 3100.0, slow, quick), T0).actions) == []
+    assert orders(plan(at(a, 300.0, slow, quick), T0).actions) == [("rack", 1)]
 
 
 def test_what_nobody_can_say_when_is_asked_an_hour_ahead() -> None:

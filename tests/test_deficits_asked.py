@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any  # what a patched function is given is passed on
 
 import pytest
@@ -11,11 +12,12 @@ from autoscaler import deficits
 from autoscaler.deficits import ORDERS_MAX
 from autoscaler.leases import AcquireOrder, Offer, ReleaseOrder
 from autoscaler.loop import Loop
-from autoscaler.model import Gpu
+from autoscaler.model import Gpu, ReplicaRange, ReplicaWindow
+from autoscaler.observations import ClockSeen
 from autoscaler.packing import Want
 from autoscaler.plan import plan
 from autoscaler.tryout import Ground, devices_for
-from tests.kit.offered import cloud, offer, offered, orders, surge
+from tests.kit.offered import cloud, offer, offered, orders, surge, told
 from tests.kit.steps import IdleDriver
 from tests.kit.worlds import T0, device, gateway, level, model, world
 
@@ -33,6 +35,26 @@ def test_a_question_is_asked_once_in_a_plan_however_many_lack_the_same(monkeypat
     begin = surge(*tiny, waiting=4)
     assert not orders(plan(replace(begin, models={large.name: large}), T0).actions)
     assert sorted(asked) == ["n0", "n1", "n2"]
+
+
+def test_a_window_tries_no_more_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those who wait now were told that there is nothing."""
+    asked: list[str] = []
+
+    def counted(ground: Ground, want: Want, of: Offer) -> int | None:
+        asked.append(of.name)
+        return devices_for(ground, want, of)
+
+    monkeypatch.setattr("autoscaler.deficits.devices_for", counted)
+    many = [offer(name=f"n{number}", node=f"n{number}") for number in range(9)]
+    ahead = ReplicaWindow(cron="0 9 * * *", seconds=28_800.0)
+    later = model("a", 16, high=4, slots=1)
+    later = replace(later, spec=replace(later.spec, replicas=ReplicaRange(max=4, schedule=(ahead,))))
+    begin = world([later], [device("cpu", 1, "w1")], leading_since_s=T0 - 500)
+    nine_s = datetime(2027, 1, 11, 9, tzinfo=UTC).timestamp()
+    begin = offered(told(begin, ClockSeen(unix_offset_s=nine_s - 3000.0 - T0)), *many, cloud("dws", expected_s=None))
+    plan(begin, T0)
+    assert len(asked) <= 2
 
 
 class Orders:

@@ -178,6 +178,17 @@ def test_a_node_that_comes_for_an_order_of_ours_is_on_its_way_no_more_though_its
     assert seen(at, group(1), now_s=T0 + 243).capacity.groups[NAME].coming == 0, "it is counted once"
 
 
+def test_a_device_plug_in_that_starts_anew_is_no_node_that_came() -> None:
+    at = came(surge(offer(), cloud()), "g1")
+    at = told(at, SlicesSeen(slices=tuple(replace(one, memory_bytes=GI) for one in at.slices.values())))
+    at = seen(seen(at, group(1, 1)), group(2, 1), now_s=T0 + 1)
+    slices = tuple(at.slices.values())
+    at = told(at, SlicesSeen(slices=tuple(one for one in slices if one.node != "g1")), now_s=T0 + 2)
+    at = told(at, SlicesSeen(slices=slices), now_s=T0 + 4)
+    assert at.capacity.groups[NAME].coming == 1
+    assert orders(plan(more(at, T0 + 6, offer(), cloud()), T0 + 6).actions) == []
+
+
 def test_an_order_of_ours_that_a_group_has_overtaken_is_withdrawn() -> None:
     at, done = acted(surge(cloud(expected_s=600.0)))
     assert orders(done) == [("cloud", 1)]

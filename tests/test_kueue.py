@@ -116,6 +116,7 @@ def test_a_place_is_one_replicas_on_one_slice(slicing: NodeSlicing | None, share
     async def scenario() -> None:
         (offer,) = await rig.provider().offers()
         assert (offer.parts, offer.shared, offer.memory_bytes) == (1, False, (24 << 30) // share)
+        assert offer.device_bytes == (24 << 30 if share > 1 else 0), "who needs a whole one has no use for it"
         assert offer.price_per_hour == pytest.approx(0.5 / share)
 
     rig.run(scenario())

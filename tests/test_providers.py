@@ -35,7 +35,7 @@ def test_what_is_right_is_read() -> None:
     [
         ("{cro: {model: a}}", "capacity[0].name: missing; expected text"),
         ("{name: 'a b', cro: {model: a}}", "capacity[0].name: "),
-        ("{name: 'team/gpu:t4', cro: {model: a}}", "capacity[0].name: expected 1 to 63 of A-Za-z0-9._-"),
+        ("{name: 'team/gpu:t4', karpenter: {nodePool: a}}", "capacity[0].name: expected 1 to 63 of A-Za-z0-9._-"),
         ("{name: a}", f"capacity[0]: expected exactly one of {', '.join(KINDS)}; there is none"),
         ("{name: a, cro: {model: a}, kueue: {localQueue: q}}", "capacity[0]: expected exactly one of "),
         ("{name: a, crow: {model: a}}", "capacity[0].crow: unknown key (did you mean cro?)"),

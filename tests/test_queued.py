@@ -134,6 +134,17 @@ def test_what_comes_is_used_and_given_back_as_any_other() -> None:
     assert [type(one).__name__ for one in done] == ["StartReplica"]
 
 
+def test_a_place_in_a_queue_that_is_not_waited_for_is_never_given_back_for_that() -> None:
+    """What is left of its time falls below what Calls wait, and rises again."""
+    of, node = queue(expected_s=700.0), offer(expected_s=600.0)
+    at, done = acted(offered(surge(of), of, node))
+    assert sorted(orders(done)) == [("cloud", 1), ("rack", 1)]
+    for now_s in range(int(T0) + 60, int(T0) + 1740, 120):
+        at = later(told(at, OffersSeen(provider="cloud", offers=(of,)), now_s=now_s), now_s)
+        at = shown(told(at, OffersSeen(provider="rack", offers=()), now_s=now_s), now_s, "rack")
+        assert not plan(at, now_s).actions
+
+
 def test_other_rungs_are_taken_while_a_queue_takes_longer_than_any_call_waits() -> None:
     """It was 8 hours once: who waits for 20 minutes is not told for 20 hours to wait for it."""
     of = queue(expected_s=None)

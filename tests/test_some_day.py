@@ -9,10 +9,11 @@ from autoscaler.contract import ModelName
 from autoscaler.fitting import misfits
 from autoscaler.fold_capacity import BARRED_S
 from autoscaler.leases import LeaseRefused
+from autoscaler.model import Gpu
 from autoscaler.observations import Reported
 from autoscaler.plan import plan
-from tests.kit.offered import A, acted, offer, surge, told
-from tests.kit.worlds import GI, T0, gateway, level
+from tests.kit.offered import A, acted, cloud, offer, orders, surge, told
+from tests.kit.worlds import GI, T0, gateway, level, model
 
 LONE = offer(devices_max=1, shared=False)
 
@@ -52,3 +53,24 @@ def test_what_is_being_given_back_may_be_had_again() -> None:
 def test_what_nobody_has_so_large_is_refused_at_once() -> None:
     (unmet,) = plan(surge(offer(memory_bytes=8 * GI)), T0).unmet
     assert unmet.never
+
+
+@pytest.mark.parametrize(
+    "gpu", [Gpu(count=4), Gpu(count=2, link="nvlink"), Gpu(isolation="hardware")], ids=["four", "joined", "kept apart"]
+)
+def test_what_nobody_has_in_that_way_is_refused_at_once(gpu: Gpu) -> None:
+    """Though a Device of that size is on offer."""
+    needs = model("a", 16, high=4, slots=1, gpu=gpu)
+    begin = replace(surge(offer(parts=2, memory_bytes=32 * GI)), models={needs.name: needs})
+    (unmet,) = plan(begin, T0).unmet
+    assert unmet.never
+    assert [*misfits(begin)] == [needs.name]
+
+
+def test_a_part_of_a_device_is_no_device_for_who_needs_all_of_one() -> None:
+    whole = model("a", 0, high=4, slots=1, gpu=Gpu(models=("A100",)))
+    part = cloud(memory_bytes=8 * GI, device_bytes=24 * GI)
+    begin = replace(surge(part), models={whole.name: whole})
+    made = plan(begin, T0)
+    assert (orders(made.actions), made.unmet[0].never) == ([], True)
+    assert orders(plan(replace(surge(part), models={whole.name: model("a", 8, high=4, slots=1)}), T0).actions)

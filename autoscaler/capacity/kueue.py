@@ -127,5 +127,9 @@ class KueuePlaces:
 
 def _of_one(offer: Offer) -> Offer:
     """A place is one Replica's, whatever Slices a Device has: who needs one as well asks for another place."""
-    each = offer.memory_bytes // offer.parts
-    return replace(offer, memory_bytes=each, price_per_hour=offer.price_per_hour / offer.parts, parts=1, shared=False)
+    if offer.parts == 1:
+        return replace(offer, shared=False)
+    return replace(
+        offer, memory_bytes=offer.memory_bytes // offer.parts, device_bytes=offer.memory_bytes, parts=1, shared=False,
+        price_per_hour=offer.price_per_hour / offer.parts,
+    )  # fmt: skip
