@@ -124,6 +124,9 @@ class Container:
             code = await self.process.wait()
         finally:
             probes.cancel()
+            if self.process.returncode is None:  # its pod ended while it was being made: nobody else knows of it
+                self.signal(signal.SIGKILL)
+                await self.process.wait()
         code = code if code >= 0 else 128 - code  # as a shell says signals
         return code, _terminated(code, "Completed" if code == 0 else "Error", began)
 

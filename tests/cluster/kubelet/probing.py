@@ -44,7 +44,12 @@ class Prober:
                     writer.close()
                     return True
                 process = await asyncio.create_subprocess_exec(*probe["exec"]["command"])
-                return await process.wait() == 0
+                try:
+                    return await process.wait() == 0
+                finally:
+                    if process.returncode is None:
+                        process.kill()
+                        await process.wait()
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
 
