@@ -32,7 +32,7 @@ from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId
 from autoscaler.packer import order
 from autoscaler.packing import Force, Missing, Packing, Want
 from autoscaler.pledges import Pledge, pledge
-from autoscaler.prospects import again_s, deadline, hopeful, left_s, offered, stands, takes
+from autoscaler.prospects import deadline, hopeful, left_s, offered, stands, takes
 from autoscaler.remaining import SILENT, barred, heard, left
 from autoscaler.returning import returned
 from autoscaler.tryout import Ground, covered, devices_for, fewest
@@ -343,8 +343,7 @@ class _Ledger:
             left = inf if queued is None else self._left_s(queued)
             missing = missing._replace(never=False, ready_s=left + self._start_s(want.model))
         if missing.never and self._some_day(want.model):
-            again = again_s(self.capacity, want, self.now_s) + self._start_s(want.model)
-            missing = missing._replace(never=False, ready_s=None if again == inf else again)
+            missing = missing._replace(never=False)
         if self.asks:
             missing = missing._replace(never=False, reason=f"{missing.reason}; providers of more are asked")
         return missing if more is None else missing._replace(reason=f"{missing.reason}; {more}")
@@ -352,7 +351,7 @@ class _Ledger:
     @cached_property
     def _some_day(self) -> Callable[[ModelName], bool]:
         """Looked at only where somebody fits on nothing that is there."""
-        return some_day(self.world)
+        return some_day(self.world, self.now_s)
 
     def _queued(self, lease: Lease) -> str:
         """Nobody waits for it: that it was asked for is told beside what else is lacking."""

@@ -17,6 +17,7 @@ from autoscaler.contract import ModelName
 from autoscaler.cut_sites import possible
 from autoscaler.model import Model
 from autoscaler.packing import Force, Want
+from autoscaler.remaining import barred
 from autoscaler.shelves import empty_shelves, want_of
 from autoscaler.tryout import to_come
 from autoscaler.wholes import rejoined
@@ -47,11 +48,18 @@ class Fitting:
         return want_of(model, 0, inf, Force.NONE, "", self._defaults)
 
 
-def some_day(world: World) -> Callable[[ModelName], bool]:
-    """Whether a Model that fits on no Device that is there fits on what could come, or comes, beside what its nodes
-    have: then it is not refused, though all of that is another's now.
+def some_day(world: World, now_s: float) -> Callable[[ModelName], bool]:
+    """Whether a Model that fits on no Device that is there fits on what could come, comes, or was here and goes, beside
+    what its nodes have: then it is not refused, though all of that is another's now. What is left alone since it did
+    not come is no hope: its Calls are told at once.
     """
-    added = to_come(world)
+    capacity = world.capacity
+    open_ = {
+        provider: tuple(one for one in offers if barred(capacity, one.id, now_s) is None)
+        for provider, offers in capacity.offers.items()
+    }
+    leases = {id: one for id, one in capacity.leases.items() if one.here_s is not None or not one.leaving}
+    added = to_come(replace(world, capacity=replace(capacity, offers=open_, leases=leases)))
     nodes = {one.node for one in added}
     there = {id: one for id, one in world.slices.items() if one.node in nodes}
     fitting = Fitting(replace(world, slices=there)) if added else None

@@ -14,7 +14,6 @@ from autoscaler.contract import ModelName
 from autoscaler.delivery import NO_LEARNT, Expected, expected
 from autoscaler.leases import Capacity, Lease, Offer
 from autoscaler.packing import Want
-from autoscaler.remaining import barred
 from autoscaler.world import World
 
 
@@ -61,20 +60,6 @@ def stands(world: World, lease: Lease, start_s: float, now_s: float) -> bool:
         return left == inf
     long_s = takes(world.capacity, lease.offer).p50_s + start_s
     return model is not None and long_s > model.spec.queue.wait_seconds_max
-
-
-def again_s(capacity: Capacity, want: Want, now_s: float) -> float:
-    """In so many seconds something could be there of what is left alone until then; infinite: nobody can say, or not
-    all that it could use is left alone.
-    """
-    found_s = inf
-    for offer in offered(capacity):
-        if hopeful((offer,))(want):
-            bar = barred(capacity, offer.id, now_s)
-            if bar is None:
-                return inf
-            found_s = min(found_s, bar.until_s - now_s + takes(capacity, offer).p50_s)
-    return found_s
 
 
 def deadline(world: World, model: ModelName, now_s: float) -> float:

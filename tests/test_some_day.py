@@ -1,4 +1,4 @@
-"""Who could have what is another's, left alone, or about to go is not refused for good."""
+"""Who could have what is another's, or about to go, is not refused for good."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.fitting import misfits
-from autoscaler.fold_capacity import BARRED_S
 from autoscaler.leases import LeaseRefused
 from autoscaler.model import Gpu
 from autoscaler.observations import Reported
@@ -18,16 +17,12 @@ from tests.kit.worlds import GI, T0, gateway, level, model
 LONE = offer(devices_max=1, shared=False)
 
 
-def test_who_waits_for_what_is_left_alone_is_told_when_it_could_be_there() -> None:
+def test_what_did_not_come_is_no_hope() -> None:
+    """Its Calls are told at once, and not when their time is over."""
     at, _ = acted(surge(LONE, waits_s=300.0))
     (id,) = at.capacity.leases
     at = told(at, LeaseRefused(id=id, reason="busy"), now_s=T0 + 1)
-    (unmet,) = plan(at, T0 + 2).unmet
-    start_s = plan(surge(LONE), T0).unmet[0].ready_s
-    assert start_s is not None
-    assert not unmet.never
-    assert unmet.ready_s == pytest.approx(BARRED_S[0] - 1 + start_s)
-    assert misfits(at) == {}
+    assert [one.never for one in plan(at, T0 + 2).unmet] == [True]
 
 
 def test_who_comes_after_another_that_had_the_last_one_waits() -> None:
@@ -44,7 +39,7 @@ def test_who_comes_after_another_that_had_the_last_one_waits() -> None:
 def test_what_is_being_given_back_may_be_had_again() -> None:
     at, _ = acted(surge(LONE))
     (lease,) = at.capacity.leases.values()
-    leases = {lease.id: replace(lease, release_s=T0 + 1)}
+    leases = {lease.id: replace(lease, here_s=T0, release_s=T0 + 1)}
     at = replace(at, capacity=replace(at.capacity, offers={"rack": ()}, leases=leases))
     assert [one.never for one in plan(at, T0 + 2).unmet] == [False]
     assert misfits(at) == {}
