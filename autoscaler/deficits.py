@@ -229,13 +229,13 @@ class _Ledger:
         deadline_s = deadline(self.world, want.model, self.now_s) - self.now_s
         found = ((offer, rest) for offer, rest in self._open(want) if not isinstance(rest, str))
         open_ = {offer.id: (offer, rest) for offer, rest in found if not endless or self._expected(offer).p50_s == inf}
-        hopeful = (self._rung(want, offer, fewest(want, rest), deadline_s) for offer, rest in open_.values())
-        return climb(hopeful, lambda one: self._tried_rung(want, open_[one.offer.id][1], one))
+        rungs = (self._rung(want, offer, fewest(want, rest), deadline_s) for offer, rest in open_.values())
+        return climb(rungs, lambda one: self._tried_rung(want, open_[one.offer.id][1], one))
 
-    def _tried_rung(self, want: Want, rest: Offer, hopeful: Rung) -> Rung | None:
+    def _tried_rung(self, want: Want, rest: Offer, one: Rung) -> Rung | None:
         """With as many Devices as do; None: no number does."""
         many = self._devices(want, rest)
-        return None if many is None else hopeful._replace(devices=many)
+        return None if many is None else one._replace(devices=many)
 
     def _rung(self, want: Want, offer: Offer, devices: int, deadline_s: float) -> Rung:
         return rung(offer, devices, self._expected(offer), deadline_s, self.ground.outlook.restart_s(want.model))

@@ -22,14 +22,20 @@ from tests.kit.steps import IdleDriver
 from tests.kit.worlds import T0, device, gateway, level, model, world
 
 
-def test_a_question_is_asked_once_in_a_plan_however_many_lack_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the Offers that are tried, as they are."""
+    found: list[str] = []
 
     def counted(ground: Ground, want: Want, of: Offer) -> int | None:
-        asked.append(of.name)
+        found.append(of.name)
         return devices_for(ground, want, of)
 
     monkeypatch.setattr("autoscaler.deficits.devices_for", counted)
+    return found
+
+
+def test_a_question_is_asked_once_in_a_plan_however_many_lack_the_same(asked: list[str]) -> None:
     tiny = [offer(name=f"n{number}", node=f"n{number}", devices_max=1) for number in range(3)]
     large = model("a", 16, high=4, slots=1, gpu=Gpu(count=2))
     begin = surge(*tiny, waiting=4)
@@ -37,15 +43,8 @@ def test_a_question_is_asked_once_in_a_plan_however_many_lack_the_same(monkeypat
     assert sorted(asked) == ["n0", "n1", "n2"]
 
 
-def test_a_window_tries_no_more_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_tries_no_more_than_others(asked: list[str]) -> None:
     """Else those who wait now were told that there is nothing."""
-    asked: list[str] = []
-
-    def counted(ground: Ground, want: Want, of: Offer) -> int | None:
-        asked.append(of.name)
-        return devices_for(ground, want, of)
-
-    monkeypatch.setattr("autoscaler.deficits.devices_for", counted)
     many = [offer(name=f"n{number}", node=f"n{number}") for number in range(9)]
     ahead = ReplicaWindow(cron="0 9 * * *", seconds=28_800.0)
     later = model("a", 16, high=4, slots=1)
