@@ -15,7 +15,11 @@ from autoscaler.leases import Bought
 from autoscaler.settings import Price
 from autoscaler.world import Slice
 
+SAID: Mapping[str, Bought] = {
+    "on-demand": "on-demand", "spot": "spot", "reserved": "reserved", "committed": "committed", "flex": "flex",
+}  # fmt: skip
 CLASSES: tuple[tuple[str, Mapping[str, Bought]], ...] = (
+    ("pilotlight.dev/class", SAID),
     ("karpenter.sh/capacity-type", {"spot": "spot", "on-demand": "on-demand", "reserved": "reserved"}),
     ("cloud.google.com/gke-flex-start", {"true": "flex"}),
     ("cloud.google.com/gke-spot", {"true": "spot"}),
@@ -23,7 +27,8 @@ CLASSES: tuple[tuple[str, Mapping[str, Bought]], ...] = (
     ("eks.amazonaws.com/capacityType", {"on_demand": "on-demand", "spot": "spot", "capacity_block": "reserved"}),
     ("kubernetes.azure.com/scalesetpriority", {"regular": "on-demand", "spot": "spot"}),
 )
-"""Labels of nodes, in small letters what they say -> the class, as those who add the nodes document them."""
+"""Labels of nodes, in small letters what they say -> the class, as those who add the nodes document them; the
+first is who runs the cluster: what was committed to is on demand to the cloud's labels."""
 
 
 def bought(labels: Mapping[str, str]) -> Bought:

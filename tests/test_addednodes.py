@@ -13,7 +13,7 @@ from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, Price, Settin
 from autoscaler.taints import Taint
 from tests.kit.worlds import GI
 
-QUEUED = Terms("spot", 2, 300.0)
+QUEUED = Terms(2, 300.0, bought="spot")
 
 
 def kind(count: int = 1, model: str = "A10G", selector: dict[str, str] | None = None, **slicing: Any) -> NodeKind:
@@ -57,18 +57,22 @@ def test_labels_go_before_the_settings_as_of_nodes_that_are_there() -> None:
     assert shape({"nvidia.com/gpu.memory": "much", "nvidia.com/gpu.count": "-1"}, None) is None
 
 
-def test_an_offer_is_priced_by_how_it_is_bought_and_spot_is_less_sure() -> None:
+def test_an_offer_is_priced_by_how_its_labels_say_that_it_is_bought_and_spot_is_less_sure() -> None:
     settings = Settings(prices=(
         Price(device="A10G", per_hour=0.4, bought="spot"), Price(device="A10G", per_hour=1.0),
+        Price(device="A10G", per_hour=0.6, bought="committed"), Price(device="A10G", per_hour=0.8, bought="flex"),
     ))  # fmt: skip
     taints = (
         Taint("nvidia.com/gpu", "true", "NoSchedule"), Taint("team", "a", "NoSchedule"),
         Taint("b", "", "PreferNoSchedule"),
     )  # fmt: skip
     of = Shape("A10G", 24 * GI, 4)
-    spot = offer("g5", "g5/spot", of, {}, Terms("spot", 3, taints=taints), settings)
-    there = offer("g5", "g5/on-demand", of, {}, Terms("on-demand", 3), settings)
+    spot = offer("g5", "g5/spot", of, {"karpenter.sh/capacity-type": "spot"}, Terms(3, taints=taints), settings)
+    there = offer("g5", "g5/on-demand", of, {}, Terms(3), settings)
     assert (spot.price_per_hour, there.price_per_hour) == (0.4, 1.0)
+    paid = {"pilotlight.dev/class": "committed"}
+    assert offer("g5", "paid", of, paid, Terms(3), settings).price_per_hour == 0.6
+    assert offer("g5", "flex", of, paid, Terms(3, bought="flex"), settings).price_per_hour == 0.8, "who gives it knows"
     assert spot.confidence < there.confidence
     assert spot.taints == (Taint("team", "a", "NoSchedule"),)
     assert (spot.devices_min, spot.devices_max, spot.many, spot.node) == (4, 4, 3, "")

@@ -27,6 +27,7 @@ LISTED = (
     Price(device="A100-SXM4-80GB", per_hour=4.1),
     Price(device="A100-SXM4-80GB", per_hour=1.9, bought="flex"),
     Price(device="A100-SXM4-80GB", per_hour=2.4, bought="reserved"),
+    Price(device="A100-SXM4-80GB", per_hour=2.2, bought="committed"),
 )
 
 
@@ -43,6 +44,8 @@ LISTED = (
         ("A100-SXM4-80GB", {"kubernetes.azure.com/scalesetpriority": "spot"}, 4.1),
         ("A100-SXM4-80GB", {"cloud.google.com/gke-flex-start": "true"}, 1.9),
         ("A100-SXM4-80GB", {"eks.amazonaws.com/capacityType": "CAPACITY_BLOCK"}, 2.4),
+        ("A100-SXM4-80GB", {"pilotlight.dev/class": "committed", "karpenter.sh/capacity-type": "on-demand"}, 2.2),
+        ("A100-SXM4-80GB", {"pilotlight.dev/class": "paid", "cloud.google.com/gke-flex-start": "true"}, 1.9),
         ("NVIDIA-A100-SXM4-80GB", {}, 4.1),
         ("NVIDIA-A100-SXM4-40GB", {}, 0.0),
         ("NVIDIA-H1000", {}, 0.0),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from autoscaler.leases import Bought, Offer
 from autoscaler.podspec import GPU
-from autoscaler.prices import Prices
+from autoscaler.prices import Prices, bought
 from autoscaler.settings import NodeKind, Settings, kind_of
 from autoscaler.taints import Taint
 
@@ -52,7 +52,6 @@ class Shape(NamedTuple):
 class Terms(NamedTuple):
     """How it is given."""
 
-    bought: Bought
     many: int
     expected_s: float | None = EXPECTED_S
     """None: nobody can say."""
@@ -63,6 +62,8 @@ class Terms(NamedTuple):
     """A node comes, with all its Devices; else it is room on nodes that are there, and takes no more power."""
     queued: bool = False
     """See Offer."""
+    bought: Bought | None = None
+    """None: as the labels tell."""
 
 
 def shape(labels: Mapping[str, str], kind: NodeKind | None) -> Shape | None:
@@ -97,14 +98,15 @@ def _number(text: str | None) -> int:
 
 def offer(provider: str, name: str, of: Shape, labels: Mapping[str, str], terms: Terms, settings: Settings) -> Offer:  # noqa: PLR0917  what, of whom, at what price
     """Of such nodes. `labels`: those that each will have."""
-    price = 0.0 if terms.bought == "owned" else Prices(settings.prices).at(of.product, terms.bought)
+    how = terms.bought or bought(labels)
+    price = 0.0 if how == "owned" else Prices(settings.prices).at(of.product, how)
     return Offer(
         provider=provider, name=name, product=of.product, memory_bytes=of.memory_bytes,
         devices_min=of.devices if terms.whole else 1, devices_max=of.devices, parts=of.parts, shared=of.shared,
-        labels=dict(labels), bought=terms.bought,
+        labels=dict(labels), bought=how,
         taints=tuple(one for one in terms.taints if one.key != GPU and one.effect != "PreferNoSchedule"),
         price_per_hour=price, watts=HOST_WATTS if terms.whole else 0.0, many=terms.many,
-        expected_s=terms.expected_s, confidence=CONFIDENCE.get(terms.bought, 0.9), lasts_s=terms.lasts_s,
+        expected_s=terms.expected_s, confidence=CONFIDENCE.get(how, 0.9), lasts_s=terms.lasts_s,
         queued=terms.queued, room=not terms.whole,
     )  # fmt: skip
 

@@ -49,7 +49,7 @@ class KueuePlaces:
         left = WAIT_MAX - sum(one.kept and not one.node for one in await self._places())
         if left <= 0:
             return ()
-        terms = Terms("on-demand", left, self._named.expected_seconds, whole=False, queued=True)
+        terms = Terms(left, self._named.expected_seconds, whole=False, queued=True)
         return tuple(map(_of_one, of_kinds(self._named.name, {}, terms, self._world().settings)))
 
     async def acquire(self, order: AcquireOrder) -> None:

@@ -76,7 +76,7 @@ def _brings(name: str, labels: Mapping[str, str], most: int, settings: Settings)
         of = shape(labels, kind) if COUNT in labels else None
     else:
         of = shape({COUNT: str(min(most, DEVICES_MAX)), **labels} if most else labels, kind)
-    return None if of is None or not labels else offer(name, "node", of, labels, Terms("on-demand", 1), settings)
+    return None if of is None or not labels else offer(name, "node", of, labels, Terms(1), settings)
 
 
 def _claims(pods: Sequence[Object], labels: Mapping[str, str]) -> Iterator[int]:

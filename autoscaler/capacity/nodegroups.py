@@ -22,7 +22,6 @@ from autoscaler.capacity.placeholders import KEEPS
 from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server, refuse
 from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.podspec import PLACE
-from autoscaler.prices import bought
 from autoscaler.providers import ClusterAutoscaler
 from autoscaler.settings import kind_of
 from autoscaler.tenant import unix_seconds
@@ -50,7 +49,7 @@ class NodeGroup:
         many, labels = self._group.nodes_max - len(there), self._group.node_labels
         if many <= 0:
             return ()
-        return (offer(self._name, "node", of, labels, Terms(bought(labels), many, self._expected_s), settings),)
+        return (offer(self._name, "node", of, labels, Terms(many, self._expected_s), settings),)
 
     def _shape(self) -> Shape | None:
         labels = self._group.node_labels

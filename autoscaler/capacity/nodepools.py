@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 from autoscaler.capacity.addednodes import Shape, shape
 from autoscaler.capacity.server import Object
-from autoscaler.leases import Bought
 from autoscaler.podspec import GPU
 from autoscaler.quantity import read_milli
 from autoscaler.settings import NodeKind, kind_of
@@ -24,8 +23,8 @@ GROUP = "karpenter.sh"
 VERSIONS = ("v1", "v1beta1")
 """The first that the server has is used."""
 POOL_LABEL, BOUGHT_LABEL = f"{GROUP}/nodepool", f"{GROUP}/capacity-type"
-BOUGHT: Mapping[str, Bought] = {"reserved": "reserved", "spot": "spot", "on-demand": "on-demand"}
-"""Karpenter's words for how a node is bought."""
+BOUGHT = ("reserved", "spot", "on-demand")
+"""Karpenter's words for how a node is bought, the cheapest first."""
 CLOUDS = ("kubernetes.io", "k8s.io", "karpenter.sh", "k8s.aws", "azure.com", "k8s.gcp", "kwok.sh", "gke.io")
 """Ends of the domains whose labels nodes get without a NodePool that says so."""
 MANY_MAX: Final = 1000
@@ -82,7 +81,6 @@ class Variant(NamedTuple):
 
     name: str
     shape: Shape
-    bought: Bought
     labels: Mapping[str, str]
     """Those that the node will have, as far as they are known."""
     pinned: Mapping[str, str]
@@ -137,10 +135,10 @@ def variants(pool: Pool, kinds: Sequence[NodeKind]) -> tuple[Variant, ...]:
         if of is None or not of.devices or kind_of(labels, kinds) is not kind:
             continue
         stem = ".".join(pinned[key] for key in sorted(pinned)) or pool.name
-        for word, bought in BOUGHT.items():
+        for word in BOUGHT:
             if _buys(pool, word):
-                name, more = f"{stem}/{bought}", {BOUGHT_LABEL: word}
-                found.setdefault(name, Variant(name, of, bought, {**labels, **more}, {**pinned, **more}))
+                name, more = f"{stem}/{word}", {BOUGHT_LABEL: word}
+                found.setdefault(name, Variant(name, of, {**labels, **more}, {**pinned, **more}))
     return tuple(found.values())
 
 

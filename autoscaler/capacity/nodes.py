@@ -60,7 +60,7 @@ class KarpenterNodes:
             many = nodepools.left(pool, one.shape, claims)
             if many:
                 lasts_s = nodeclaims.duration_s(pool.expire_after)
-                terms = Terms(one.bought, many, self._expected_s, lasts_s, taints=pool.taints)
+                terms = Terms(many, self._expected_s, lasts_s, taints=pool.taints)
                 found.append(offer(self._name, one.name, one.shape, one.labels, terms, settings))
         return tuple(found[:OFFERS_MAX])
 

@@ -216,8 +216,8 @@ class ProvisioningProvider:
 def _offers(settings: Settings, named: ProviderSettings, of: Provisioning, many: int) -> Sequence[Offer]:
     whole = of.class_name != bookings.CHECK
     terms = Terms(
-        BOUGHT.get(of.class_name, "on-demand"), many, named.expected_seconds or EXPECTED_S.get(of.class_name),
+        many, named.expected_seconds or EXPECTED_S.get(of.class_name),
         of.max_run_seconds if whole else None,  # what is booked is used up, and has no end
-        whole=whole, queued=of.class_name not in EXPECTED_S,
+        whole=whole, queued=of.class_name not in EXPECTED_S, bought=BOUGHT.get(of.class_name),
     )  # fmt: skip
     return [*of_kinds(named.name, of.selector, terms, settings)]
