@@ -32,17 +32,18 @@ from autoscaler.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId
 from autoscaler.packer import order
 from autoscaler.packing import Force, Missing, Packing, Want
 from autoscaler.pledges import Pledge, pledge
-from autoscaler.prospects import deadline, hopeful, left_s, offered, stands, takes
+from autoscaler.prospects import deadline, hopeful, left_s, stands, takes
 from autoscaler.remaining import SILENT, barred, heard, left
 from autoscaler.returning import returned
-from autoscaler.tryout import Ground, covered, devices_for, fewest
+from autoscaler.trials import Trials, alike
+from autoscaler.tryout import Ground, covered, fewest
 from autoscaler.words import seconds
 from autoscaler.world import Replica
 
-WANTS_MAX = 64
+WANTS_MAX = 512
 """So many are looked at in one Plan, those that go first; the others lack room still at the next."""
-TRIALS_MAX = 256
-"""Offers that one Plan tries, together; of the best first, so those that it does not come to would be worse."""
+KINDS_MAX = 64
+"""For so many that are not alike Offers are sought in one Plan."""
 ORDERS_MAX = 8
 """In one Plan; the next orders more."""
 UNLISTED_S = 60.0
@@ -89,8 +90,7 @@ class _Ledger:
         coming = [one for one in there if one.coming(self.now_s) and not is_claims(one.owner)]
         coming.sort(key=lambda one: (one.asked_s + self._expected(one.offer).p50_s, one.id))
         lacking = [one.want for one in unmet if not one.promised and one.want.force > Force.NONE]
-        offers = offered(self.capacity)
-        fits = hopeful((*offers, *(one.offer for one in coming)))
+        fits = hopeful(self.world, [one.offer for one in coming])
         able = sorted(filter(fits, lacking), key=order)
         self.wants, self.later_wants = able[:WANTS_MAX], {one.model for one in able[WANTS_MAX:]}
         self.vain = [one for one in lacking if not fits(one)]
@@ -110,7 +110,9 @@ class _Ledger:
         self.said: dict[Want, str] = {}
         self.asked: set[Want] = set()
         """Who has something in a queue from this Plan on."""
-        self._tried: dict[tuple[Want, OfferId, int], int | None] = {}
+        self.trials = Trials(self.ground, (one for one in self.wants if one not in self.got))
+        self.sought: dict[tuple[Want, bool], bool] = {}
+        """Kinds of Wants, and whether there was an Offer for the last of them."""
         self.room = NONE
         """What is kept free ahead of need."""
         self.asks = False
@@ -179,17 +181,25 @@ class _Ledger:
         if self.vain:
             self.said |= dict.fromkeys(self.vain, self._none())
         for want in self.wants:
-            if want in self.got or len(self.orders) >= ORDERS_MAX:
-                continue
-            hedges = self.capacity.hedges if want not in self.hedged and self._waited(want) else frozenset()
-            chosen = first(self._rungs(want), hedges)
-            if chosen is not None and chosen.rung.sure and not self._timely(want, chosen.rung):
-                self.said[want] = f"{chosen.rung.offer.provider} is asked in time for that"
-                chosen = first(self._rungs(want, endless=True))
-            elif chosen is None:
-                self.said[want] = self._none()
-            if chosen is not None:
-                self._take(want, chosen)
+            if want not in self.got and len(self.orders) < ORDERS_MAX:
+                self._seek(want)
+
+    def _seek(self, want: Want) -> None:
+        """An Offer, unless there was none for its like before: what can be had only gets less."""
+        kind = alike(want), want in self.queued
+        if not self.sought.get(kind, len(self.sought) < KINDS_MAX):
+            self.said[want] = self._none()
+            return
+        hedges = self.capacity.hedges if want not in self.hedged and self._waited(want) else frozenset()
+        chosen = first(self._rungs(want), hedges)
+        self.sought[kind] = chosen is not None
+        if chosen is not None and chosen.rung.sure and not self._timely(want, chosen.rung):
+            self.said[want] = f"{chosen.rung.offer.provider} is asked in time for that"
+            chosen = first(self._rungs(want, endless=True))
+        elif chosen is None:
+            self.said[want] = self._none()
+        if chosen is not None:
+            self._take(want, chosen)
 
     def _timely(self, want: Want, one: Rung) -> bool:
         """Whether it is ordered by now for what is needed from some moment on: what comes sooner is paid for idle."""
@@ -234,7 +244,7 @@ class _Ledger:
 
     def _tried_rung(self, want: Want, rest: Offer, one: Rung) -> Rung | None:
         """With as many Devices as do; None: no number does."""
-        many = self._devices(want, rest)
+        many = self.trials.devices(want, rest)
         return None if many is None else one._replace(devices=many)
 
     def _rung(self, want: Want, offer: Offer, devices: int, deadline_s: float) -> Rung:
@@ -248,15 +258,6 @@ class _Ledger:
                     yield offer, "one of that kind waits in a queue for it"
                 else:
                     yield offer, self._left(offer)
-
-    def _devices(self, want: Want, offer: Offer) -> int | None:
-        """Many are alike: each question is asked once in a Plan, and only so many."""
-        alike = want._replace(ordinal=0, unserved_since_s=0.0, reason="", force=Force.NONE, begins_s=0.0)
-        key = alike, offer.id, offer.devices_max
-        if key not in self._tried:
-            fits = want.memory_bytes <= offer.memory_bytes // offer.parts and len(self._tried) < TRIALS_MAX
-            self._tried[key] = devices_for(self.ground, want, offer) if fits else None
-        return self._tried[key]
 
     def _left(self, offer: Offer) -> Offer | str:
         """What of it can still be had, or why nothing: what was ordered since it was offered is not in it any more."""

@@ -6,7 +6,8 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
 from autoscaler.ahead import floor
@@ -14,7 +15,8 @@ from autoscaler.contract import ModelName
 from autoscaler.delivery import NO_LEARNT, Expected, expected
 from autoscaler.leases import Capacity, Lease, Offer
 from autoscaler.packing import Want
-from autoscaler.world import World
+from autoscaler.taints import repels
+from autoscaler.world import NodeId, World
 
 
 def offered(capacity: Capacity) -> tuple[Offer, ...]:
@@ -27,20 +29,37 @@ def takes(capacity: Capacity, offer: Offer) -> Expected:
     return expected(offer, capacity.learnt.get(offer.kind, NO_LEARNT))
 
 
-def hopeful(offers: Iterable[Offer]) -> Callable[[Want], bool]:
-    """Whether any of them has the size that a Want needs and is a product that it takes: so who can have nothing stands
-    before nobody.
+def hopeful(world: World, coming: Iterable[Offer]) -> Callable[[Want], bool]:
+    """Whether any Offer suits a Want, or what is on its way has the size that it needs and is a product that it takes:
+    so who can have nothing stands before nobody.
     """
-    there = {(one.product, one.memory_bytes // one.parts) for one in offers}
-    known: dict[tuple[tuple[str, ...], int], bool] = {}
+    offers, sizes = offered(world.capacity), {(one.product, one.memory_bytes // one.parts) for one in coming}
+    known: dict[tuple[object, ...], bool] = {}
+    there = devices_by_node(world)
 
     def one(want: Want) -> bool:
-        key = want.products, want.memory_bytes - want.spare_bytes
+        least_bytes = want.memory_bytes - want.spare_bytes
+        key = want.products, least_bytes, want.devices, want.selector, want.tolerations
         if key not in known:
-            known[key] = any(key[1] <= size and want.kind.rank(of) is not None for of, size in there)
+            known[key] = any(least_bytes <= size and want.kind.rank(of) is not None for of, size in sizes) or any(
+                suits(want, offer, there.get(NodeId(offer.node), 0)) for offer in offers
+            )
         return known[key]
 
     return one
+
+
+def devices_by_node(world: World) -> Mapping[NodeId, int]:
+    """So many Devices nodes have now."""
+    return Counter(node for node, _ in {(one.node, one.device) for one in world.slices.values()})
+
+
+def suits(want: Want, offer: Offer, there: int) -> bool:
+    """Whether nothing that is told of an Offer keeps a Want away. `there`: Devices that its node has now."""
+    fits = want.memory_bytes - want.spare_bytes <= offer.memory_bytes // offer.parts
+    enough = want.devices <= offer.devices_max + there and want.kind.rank(offer.product) is not None
+    labelled = all(offer.labels.get(key, value) == value for key, value in want.selector)
+    return fits and enough and labelled and repels(offer.taints, want.tolerations) is None
 
 
 def left_s(capacity: Capacity, lease: Lease, now_s: float) -> float:

@@ -10,13 +10,16 @@ from msgspec.structs import replace
 
 from autoscaler import deficits
 from autoscaler.deficits import ORDERS_MAX
+from autoscaler.hosts import Host
 from autoscaler.leases import AcquireOrder, Offer, ReleaseOrder
 from autoscaler.loop import Loop
-from autoscaler.model import Gpu, ReplicaRange, ReplicaWindow
+from autoscaler.model import ReplicaRange, ReplicaWindow
 from autoscaler.observations import ClockSeen
 from autoscaler.packing import Want
 from autoscaler.plan import plan
+from autoscaler.podspec import Pod, Resources
 from autoscaler.tryout import Ground, devices_for
+from autoscaler.world import NodeId
 from tests.kit.offered import cloud, offer, offered, orders, surge, told
 from tests.kit.steps import IdleDriver
 from tests.kit.worlds import T0, device, gateway, level, model, world
@@ -31,15 +34,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(of.name)
         return devices_for(ground, want, of)
 
-    monkeypatch.setattr("autoscaler.deficits.devices_for", counted)
+    monkeypatch.setattr("autoscaler.trials.devices_for", counted)
     return found
 
 
 def test_a_question_is_asked_once_in_a_plan_however_many_lack_the_same(asked: list[str]) -> None:
     tiny = [offer(name=f"n{number}", node=f"n{number}", devices_max=1) for number in range(3)]
-    large = model("a", 16, high=4, slots=1, gpu=Gpu(count=2))
-    begin = surge(*tiny, waiting=4)
-    assert not orders(plan(replace(begin, models={large.name: large}), T0).actions)
+    greedy = model("a", 16, high=4, slots=1, pod=Pod(resources=Resources(requests={"cpu": "8"})))
+    begin = surge(*tiny, waiting=4, hosts={NodeId(f"n{at}"): Host(cpu_left_milli=1000) for at in range(3)})
+    assert not orders(plan(replace(begin, models={greedy.name: greedy}), T0).actions)
     assert sorted(asked) == ["n0", "n1", "n2"]
 
 

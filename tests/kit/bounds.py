@@ -254,9 +254,10 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.capacity.supplying.CALL_S_MAX",
         "autoscaler.capacity.supplying.LIST_S_MAX",
     ),
-    "Replicas without room that one Plan looks at, Offers that it tries, Leases that it orders": (
+    "Replicas without room that one Plan looks at, kinds of them, Offers that it tries, Leases that it orders": (
         "autoscaler.deficits.WANTS_MAX",
-        "autoscaler.deficits.TRIALS_MAX",
+        "autoscaler.deficits.KINDS_MAX",
+        "autoscaler.trials.TRIALS_MAX",
         "autoscaler.deficits.ORDERS_MAX",
     ),
     "a Lease that no list shows; a new leader waits for a provider that is silent": (

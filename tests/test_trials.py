@@ -1,0 +1,73 @@
+"""Who fits on nothing, first in line: the others are ordered for all the same."""
+
+from __future__ import annotations
+
+from typing import Any  # fields are passed on
+
+import pytest
+
+from autoscaler.actions import AcquireLease
+from autoscaler.hosts import Host
+from autoscaler.leases import Offer
+from autoscaler.model import Gpu, Model
+from autoscaler.plan import plan
+from autoscaler.podspec import Pod, Resources, Toleration
+from autoscaler.taints import Taint
+from autoscaler.trials import TRIALS_MAX
+from autoscaler.world import NodeId, World
+from tests.kit.offered import acted, cloud, offer, offered
+from tests.kit.worlds import T0, device, gateway, level, model, world
+
+NODES = 64
+CROWD = 2 * TRIALS_MAX // NODES
+MEEK = (Toleration(key="team", operator="Exists"),)
+A = model("a", 16, slots=1, pod=Pod(tolerations=MEEK))
+
+
+def behind(*crowd: Model, **fields: Any) -> World:
+    """A Call of `a` waits, and those stand before it."""
+    calls = gateway(levels=[level(one.name, 1, wait_s=60.0) for one in (A, *crowd)])
+    return world([A, *crowd], [device("cpu", 1, "w1")], gateways=[calls], leading_since_s=T0 - 500, **fields)
+
+
+def rack(**fields: Any) -> list[Offer]:
+    """A Device each, at many nodes that are not alike."""
+    taints = (Taint("team", "b", "NoSchedule"),)
+    of = [({"team": "b", "at": str(at)}, f"n{at}") for at in range(NODES)]
+    return [offer(name=at, node=at, devices_max=1, labels=labels, taints=taints, **fields) for labels, at in of]
+
+
+def owners(of: World) -> list[str]:
+    """For whom is ordered."""
+    return [one.order.owner for one in plan(of, T0).actions if isinstance(one, AcquireLease)]
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"pod": Pod(node_selector={"team": "x"}, tolerations=MEEK)},
+        {"pod": Pod(tolerations=MEEK), "gpu": Gpu(count=4)},
+        {"pod": Pod(tolerations=MEEK), "gpu": Gpu(models=("*H200*",))},
+        {},
+    ],
+)
+def test_whom_all_offers_keep_away_by_what_is_told_of_them_takes_nobody_the_tries(asks: dict[str, Any]) -> None:
+    crowd = [model(f"c{number}", 16, priority=1, **asks) for number in range(CROWD)]
+    assert owners(offered(behind(*crowd), *rack())) == [A.name]
+
+
+def test_each_has_a_share_of_the_tries() -> None:
+    """That a node has no CPU left nothing tells but a try."""
+    busy = Resources(requests={"cpu": "8"})
+    crowd = [model(f"c{number}", 16, priority=1, pod=Pod(tolerations=MEEK, resources=busy)) for number in range(CROWD)]
+    hosts = {NodeId(f"n{at}"): Host(8000, cpu_left_milli=1000 + at) for at in range(NODES)}
+    assert owners(offered(behind(*crowd, hosts=hosts), *rack())) == [A.name]
+
+
+def test_those_who_wait_for_what_is_on_its_way_take_nobody_the_look() -> None:
+    crowd = [model(f"c{number}", 16, low=32, high=32, priority=1, gpu=Gpu(models=("*H200*",))) for number in range(3)]
+    many = cloud(product="H200", many=96)
+    at = offered(behind(*crowd), many, *rack())
+    assert A.name not in owners(at), "those go first, so many in one Plan"
+    at, done = acted(at, rounds=14)
+    assert len(done) == 97
