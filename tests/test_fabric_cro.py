@@ -198,24 +198,6 @@ def test_a_device_of_ours_is_kept_from_being_taken_for_idle_as_long_as_it_is_our
     rack.run(scenario())
 
 
-def test_a_request_that_is_there_only_for_us_goes_when_nothing_of_it_is_left(rack: Rack) -> None:
-    async def scenario() -> None:
-        name = await ordered(rack)
-        await rack.until_here(name)
-        await given_back(rack, name)
-        (listed,) = await rack.provider().list()
-        assert (listed.phase, len(listed.device_ids)) == ("leaving", 1), "it is not free while it goes"
-        with pytest.raises(RefusedError, match="still being given back"):
-            await ordered(rack)
-        await rack.until_gone(name)
-        await asyncio.sleep(1.0)
-        await rack.provider().list()
-        assert not rack.server.objects.keys() - {f"{NODES}/{NODE}"}
-        assert rack.cro.pool[MODEL] == 3
-
-    rack.run(scenario())
-
-
 def test_of_two_leases_on_a_node_the_one_that_is_given_back_goes(rack: Rack) -> None:
     async def scenario() -> None:
         first = await ordered(rack)

@@ -23,7 +23,7 @@ from autoscaler.attached import Site, memory_of, seen_on, selectors, sites
 from autoscaler.capacity import fabric_requests as objects
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES, Note, Request, Resource
-from autoscaler.capacity.server import CONFLICT, REFUSALS, AnswerError, Object, Server, refuse
+from autoscaler.capacity.server import CONFLICT, NOT_FOUND, REFUSALS, AnswerError, Object, Server, refuse
 from autoscaler.capacity.together import together
 from autoscaler.capacity.using import in_use
 from autoscaler.groups import most
@@ -110,7 +110,7 @@ class CroFabric:
             lost = objects.cut_off(request, shares)
             listed = [self._listed(request, name, shares[name], lost=name in lost) for name in sorted(mine)]
             found += [one for one in listed if one is not None]
-            if mine:
+            if mine or not request.notes:
                 try:
                     await self._tidy(request, {name: shares[name] for name in mine})
                 except Exception:  # noqa: BLE001, S110  whoever does not lead may not write, and the next list tries it
@@ -312,7 +312,9 @@ class CroFabric:
     # --- what is kept tidy --------------------------------------------------------------------------------------------
 
     async def _tidy(self, request: Request, shares: Mapping[str, Sequence[Resource]]) -> None:
-        """Labels resources, keeps others from taking ours for idle or marked, and takes away what is over."""
+        """Labels resources, keeps others from taking ours for idle or marked, and takes away what is over: of what was
+        given back before the operator made anything of it only the request is left.
+        """
         now_s = self._server.unix_s()
         for name, mine in shares.items():
             for one in mine if not request.notes[name].leaving else ():
@@ -326,19 +328,19 @@ class CroFabric:
                     await self._server.patch(f"{RESOURCES}/{one.name}", {"metadata": change})
         over = {name: None for name, mine in shares.items() if request.notes[name].leaving and not mine}
         at = f"{REQUESTS}/{request.name}"
-        if over and request.made and not request.size and not request.going and over.keys() == request.notes.keys():
+        if request.made and not request.size and not request.going and over.keys() == request.notes.keys():
             await self._server.delete(at, version=request.version)
         elif over:
             await self._server.patch(at, objects.sized(request.version, request.size, over))
 
 
 async def _again(write: Callable[[], Awaitable[None]]) -> None:
-    """Until nobody overtakes it."""
+    """Until nobody overtakes it, be it that what it changes is another by then or is gone."""
     for _ in range(TRIES - 1):
         try:
             return await write()
         except AnswerError as error:
-            if error.status != CONFLICT:
+            if error.status not in {CONFLICT, NOT_FOUND}:
                 raise
     return await write()
 

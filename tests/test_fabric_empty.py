@@ -1,0 +1,92 @@
+"""A ComposabilityRequest of which we have nothing any more: it goes where it was there only for us."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from autoscaler.capacity.base import RefusedError
+from autoscaler.capacity.fabric_cro import NODES
+from autoscaler.capacity.fabric_requests import REQUESTS, Note, name_for, new_request
+from tests.contracts.provider import OWNER
+from tests.kit.cro_rack import MODEL, NODE, UNIX_S, Rack, given_back, ordered
+from tests.kit.objects import PlayedServer
+
+
+@pytest.fixture
+def rack() -> Rack:
+    """See Rack."""
+    return Rack()
+
+
+def test_a_request_that_is_there_only_for_us_goes_when_nothing_of_it_is_left(rack: Rack) -> None:
+    async def scenario() -> None:
+        name = await ordered(rack)
+        await rack.until_here(name)
+        await given_back(rack, name)
+        (listed,) = await rack.provider().list()
+        assert (listed.phase, len(listed.device_ids)) == ("leaving", 1), "it is not free while it goes"
+        with pytest.raises(RefusedError, match="still being given back"):
+            await ordered(rack)
+        await rack.until_gone(name)
+        await asyncio.sleep(1.0)
+        await rack.provider().list()
+        assert not rack.server.objects.keys() - {f"{NODES}/{NODE}"}
+        assert rack.cro.pool[MODEL] == 3
+
+    rack.run(scenario())
+
+
+@pytest.mark.parametrize("seen_s", [0.0, 0.15])
+def test_a_request_that_was_given_back_before_anything_was_made_of_it_goes_as_well(rack: Rack, seen_s: float) -> None:
+    async def scenario() -> None:
+        name = await ordered(rack)
+        await asyncio.sleep(seen_s)
+        await given_back(rack, name)
+        assert not rack.resources()
+        await asyncio.sleep(1.0)
+        assert not await rack.provider().list()
+        await asyncio.sleep(1.0)
+        assert not rack.server.objects.keys() - {f"{NODES}/{NODE}"}
+
+    rack.run(scenario())
+
+
+AT = f"{REQUESTS}/{name_for(MODEL, NODE)}"
+EMPTY = new_request(MODEL, NODE, 0, {})
+
+
+def test_what_is_ordered_in_the_moment_in_which_its_empty_request_is_to_go_stays(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.cro.server = PlayedServer(lambda: UNIX_S)  # the operator looks elsewhere
+        rack.server.put(AT, EMPTY)
+        note = Note("rack", OWNER, 1, 1, UNIX_S)
+        rack.server.before_write = lambda *_: rack.server.change(AT, new_request(MODEL, NODE, 1, {"a": note}))
+        assert not await rack.provider().list(), "it was read before"
+        assert [method for method, _, _ in rack.server.writes] == ["DELETE"]
+        assert [one.name for one in await rack.provider().list()] == ["a"]
+
+    rack.run(scenario())
+
+
+def test_an_order_whose_empty_request_goes_in_that_moment_makes_a_new_one(rack: Rack) -> None:
+    async def scenario() -> None:
+        rack.cro.server = PlayedServer(lambda: UNIX_S)
+        rack.server.put(AT, EMPTY)
+        rack.server.before_write = lambda *_: rack.server.objects.__delitem__(AT)
+        name = await ordered(rack)
+        assert [one.name for one in await rack.provider().list()] == [name]
+        assert rack.request()["spec"]["resource"]["size"] == 1
+
+    rack.run(scenario())
+
+
+def test_an_empty_request_of_others_stays(rack: Rack) -> None:
+    async def scenario() -> None:
+        await rack.another_asks(NODE, size=0)
+        await rack.provider().list()
+        assert rack.request()["metadata"]["name"] == "theirs"
+        assert not [one for one in rack.server.writes if one[0] == "DELETE"]
+
+    rack.run(scenario())
