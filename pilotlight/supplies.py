@@ -200,7 +200,7 @@ class Supplies:
         self._supplying = Supplying({}, observe, clock)
         self._delaying = Delaying(server, world, leads, places[1:])
         self._guarding = Guarding(server, places[0], world, leads)
-        self._publishing = Publishing(server, places[1], self._published, clock)
+        self._publishing = Publishing(server, places[1:], self._published, clock)
         self._remembering = Remembering(server, places[1:], world, observe, leads)
         self._fabrics = set[str]()
         """That the Settings name, or did: what was published of them is withdrawn, and who was given it is told."""

@@ -40,13 +40,14 @@ class Stage:
 
     def __init__(self) -> None:
         self.server = Server(lambda: 1_767_225_600.0)
+        self.place = "home", "pilotlight"
         self.due: Published | None = Published((POOL,))
 
     def play(self, *scenes: Callable[[], None]) -> None:
         """Scene after scene, each until nothing is to be done any more."""
 
         async def scenario() -> None:
-            one = Publishing(self.server, "home", lambda: self.due, asyncio.get_running_loop().time)
+            one = Publishing(self.server, self.place, lambda: self.due, asyncio.get_running_loop().time)
             running = asyncio.create_task(one.run())
             for scene in (lambda: None, *scenes):
                 scene()
@@ -91,6 +92,32 @@ def test_what_a_leader_before_published_is_taken_over_and_what_is_due_no_more_go
     assert stage.spec()["pool"]["generation"] == 2, "as it was"
 
 
+def test_of_two_installations_in_one_namespace_neither_withdraws_what_the_other_publishes() -> None:
+    stage, other = Stage(), Stage()
+    other.server, other.place = stage.server, ("home", "second")
+    other.due = Published((Pool("rack-b/w1", "w1", POOL.devices),))
+    stage.play()
+    other.play()
+    stage.play()
+    assert set(stage.server.objects) == {AT, f"{SLICES}/{name_of('rack-b/w1')}"}
+    assert stage.written() == 2 * ["POST", "PATCH"]
+    assert all(len(one["metadata"]["labels"][HOME]) <= 63 for one in stage.server.objects.values())
+
+
+def test_what_was_published_with_the_namespace_alone_as_its_label_is_taken_over_or_goes() -> None:
+    stage = Stage()
+    stage.due = Published((POOL, Pool("rack/w2", "w2", POOL.devices)))
+    stage.play()
+    of_old = {"metadata": {"labels": {HOME: "home"}}}
+    for path in [*stage.server.objects]:
+        stage.server.change(path, of_old)
+    stage.due = Published((POOL,))
+    stage.play()
+    assert [*stage.server.objects] == [AT]
+    assert stage.server.objects[AT]["metadata"]["labels"][HOME] != "home"
+    assert stage.spec() == spec_of(POOL, 3)
+
+
 def test_nothing_is_withdrawn_while_nothing_is_known_nor_what_is_anothers() -> None:
     stage = Stage()
     theirs = {MANAGED_BY: "pilotlight-fabric", HOME: "elsewhere"}
@@ -105,7 +132,7 @@ def test_what_somebody_deletes_is_published_again() -> None:
     stage = Stage()
 
     async def scenario() -> None:
-        one = Publishing(stage.server, "home", lambda: stage.due, asyncio.get_running_loop().time)
+        one = Publishing(stage.server, stage.place, lambda: stage.due, asyncio.get_running_loop().time)
         running = asyncio.create_task(one.run())
         await asyncio.sleep(1.0)
         del stage.server.objects[AT]

@@ -77,8 +77,13 @@ class Delaying(Upkeep):
 
 def key_of(home: str, lease: str) -> str:
     """An installation's annotation: of several in one cluster none takes away what another says."""
+    return f"{DELAY}-{installation(home, lease)}"
+
+
+def installation(home: str, lease: str) -> str:
+    """What one is told by in keys and labels: two may be of one namespace."""
     digest = hashlib.sha256(f"{home}/{lease}".encode()).hexdigest()[:8]
-    return f"{DELAY}-{home[:NAMED_MAX]}-{digest}"
+    return f"{home[:NAMED_MAX]}-{digest}"
 
 
 def _differ(world: World, noted: set[str]) -> list[tuple[str, bool]]:

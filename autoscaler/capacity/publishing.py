@@ -1,10 +1,11 @@
 """Shows a cluster what fabrics could attach (resource.k8s.io/v1), and tells claims what became of theirs. I/O.
 
 Owns our ResourceSlices and the conditions that are ours in claims; what they say is `autoscaler.pledges`'. A pool is
-one ResourceSlice, whose name follows from the pool's: whoever leads next takes it over. It has our label and namespace,
-and only such are touched. It chooses its node by name and not as `nodeName`, since a kubelet that starts deletes all of
-those that are of its node. First what is published is brought up to date, then claims are told, so that what one is
-sent away from is not given to it again. Whatever fails is tried anew from what there is then (Upkeep).
+one ResourceSlice, whose name follows from the pool's: whoever leads next takes it over. A label says of which
+installation it is, and only our own are touched. It chooses its node by name and not as `nodeName`, since a kubelet
+that starts deletes all of those that are of its node. First what is published is brought up to date, then claims are
+told, so that what one is sent away from is not given to it again. Whatever fails is tried anew from what there is then
+(Upkeep).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 from autoscaler.awaited import DRIVER, written
 from autoscaler.capacity.base import RefusedError
+from autoscaler.capacity.delaying import installation
 from autoscaler.capacity.server import CONFLICT, NOT_FOUND, AnswerError, Object, Server
 from autoscaler.capacity.upkeep import Upkeep
 from autoscaler.capacity.using import CLAIMS, SLICES
@@ -40,13 +42,17 @@ class UnboundError(RefusedError):
 
 
 class Publishing(Upkeep):
-    """See the module. `home`: our namespace. `due`: what there is to show now; None: it is not known, or not ours."""
+    """See the module. `place`: our own namespace, and what the Lease of leadership is called. `due`: what there is to
+    show now; None: it is not known, or not ours.
+    """
 
     def __init__(
-        self, server: Server, home: str, due: Callable[[], Published | None], clock: Callable[[], float]
+        self, server: Server, place: tuple[str, str], due: Callable[[], Published | None], clock: Callable[[], float]
     ) -> None:
         super().__init__(self._once, "what fabrics could attach is not published as it is")
-        self._server, self._home, self._due, self._clock = server, home, due, clock
+        self._server, self._due, self._clock = server, due, clock
+        self._home, self._before = installation(*place), place[0]
+        """What says that one is ours; and what said so before, of all installations of one namespace."""
         self._shown: tuple[Pool, ...] | None = None
         """What is published as far as is known; None: nobody knows."""
         self._swept_s = 0.0
@@ -67,8 +73,8 @@ class Publishing(Upkeep):
     # --- ResourceSlices -----------------------------------------------------------------------------------------------
 
     async def _publish(self, pools: tuple[Pool, ...]) -> None:
-        label = f"{MANAGED_BY}={_LABEL},{HOME}={self._home}"
-        there = {one["metadata"]["name"]: one for one in await self._server.items(SLICES, labelSelector=label)}
+        everybodys = await self._server.items(SLICES, labelSelector=f"{MANAGED_BY}={_LABEL}")
+        there = {one["metadata"]["name"]: one for one in everybodys if _home(one) in {self._home, self._before}}
         wanted = {name_of(pool.name): pool for pool in pools}
         for name, found in sorted(there.items()):
             if name not in wanted:
@@ -89,10 +95,10 @@ class Publishing(Upkeep):
             found = await self._server.create(SLICES, made)
             await self._check(found, spec_of(pool, 1, slices=2))
         generation = int(found["spec"]["pool"]["generation"])
-        if not _is(found, spec_of(pool, generation)):
-            version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+        if _home(found) != self._home or not _is(found, spec_of(pool, generation)):
+            metadata = {"resourceVersion": found["metadata"]["resourceVersion"], "labels": {HOME: self._home}}
             spec = spec_of(pool, generation + 1)
-            found = await self._server.patch(f"{SLICES}/{name}", {"metadata": version, "spec": spec})
+            found = await self._server.patch(f"{SLICES}/{name}", {"metadata": metadata, "spec": spec})
             await self._check(found, spec)
 
     async def _check(self, found: Object, wanted: Object) -> None:
@@ -133,6 +139,10 @@ def spec_of(pool: Pool, generation: int, slices: int = 1) -> Object:
         "driver": DRIVER, "pool": {"name": pool.name, "generation": generation, "resourceSliceCount": slices},
         "nodeSelector": _node(pool.node), "devices": [*pool.devices],
     }  # fmt: skip
+
+
+def _home(found: Object) -> str:
+    return str(found["metadata"]["labels"].get(HOME, ""))
 
 
 def _is(found: Object, wanted: Object) -> bool:
