@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.attached import GPU_COUNT, Groups, selectors, sites
+from autoscaler.attached import GPU_COUNT, Groups, memory_of, selectors, sites
 from autoscaler.capacity import bookings, places
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.growing import machines
@@ -196,6 +196,12 @@ async def _cro(at: _At) -> Finding:
     open_ = sites([*there.values()], settings, groups=await groups_of(at.place.server))
     if not open_:
         return at.wrong(NO_MOST, NO_MOST_FIX, blocks=False)
+    model = "" if at.entry.cro is None else at.entry.cro.model
+    if memory_of(model, World(epoch=0, settings=settings, leads=False)) is None:
+        says = f"nobody says how much memory a {model} has: none is offered while none is seen on a node"
+        return at.wrong(
+            says, f"add it to Settings `nodes`, as `device: {{model: {model}, memory: 80Gi}}`", blocks=False
+        )
     return at.found(f"its definitions are there; more may be attached to {_some(sorted(open_))}")
 
 

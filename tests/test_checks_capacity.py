@@ -152,8 +152,18 @@ def test_of_a_fabric_behind_an_operator_it_is_said_which_nodes_may_have_more() -
     played.objects["/api/v1/nodes/w1"] = node("w1", "g4")
     assert found(played, settings(CRO)).says == "no node that is ready says by an annotation how many GPUs it can have"
     more = NODES.replace("    device:", "    devicesMax: 4\n    device:")
-    one = found(played, settings(CRO, more))
+    one = found(played, settings(CRO.replace("A100", "NVIDIA-L4"), more))
     assert (one.grade, one.says) == ("ok", "its definitions are there; more may be attached to w1")
+    assert found(played, settings(CRO.replace("A100", "A100-PCIE-40GB"), more)) == one, "its name says how much it has"
+
+
+def test_of_a_model_of_a_fabric_whose_memory_nobody_says_that_is_said() -> None:
+    played = cluster("cro")
+    played.objects["/api/v1/nodes/w1"] = node("w1", "g4")
+    one = found(played, settings(CRO, NODES.replace("    device:", "    devicesMax: 4\n    device:")))
+    says = "nobody says how much memory a A100 has: none is offered while none is seen on a node"
+    assert (one.grade, one.says) == ("warning", says)
+    assert "Settings `nodes`, as `device: {model: A100, memory: " in one.fix
 
 
 def node(name: str, group: str) -> Object:

@@ -79,6 +79,18 @@ def test_a_node_that_nobody_says_can_have_more_is_not_offered(rack: Rack) -> Non
     rack.run(scenario())
 
 
+def test_of_a_model_whose_memory_nobody_says_none_is_offered_and_that_is_said(rack: Rack) -> None:
+    async def scenario() -> None:
+        one = CroFabric("rack", "NVIDIA-H200-NVL", rack.server, lambda: rack.world)
+        with pytest.raises(RefusedError, match="how much memory a NVIDIA-H200-NVL has: add it to Settings `nodes`"):
+            await one.offers()
+        device = replace(SETTINGS.nodes[0].device, model="NVIDIA-H200-NVL")
+        rack.world = world(Settings(nodes=(replace(SETTINGS.nodes[0], device=device),)))
+        assert [offer.memory_bytes for offer in await one.offers()] == [40 << 30]
+
+    rack.run(scenario())
+
+
 def test_a_model_for_which_somebody_waits_in_vain_is_not_offered(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.pool[MODEL] = 0

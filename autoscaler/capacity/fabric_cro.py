@@ -79,6 +79,8 @@ class CroFabric:
 
     async def offers(self) -> tuple[Offer, ...]:
         """See Provider: of each node that may have more; of too many those with the most room."""
+        if memory_of(self._model, self._world()) is None:
+            raise RefusedError(f"nobody says how much memory a {self._model} has: add it to Settings `nodes`")
         seen = await self._seen()
         vain = objects.in_vain(seen.resources, self._model)
         if objects.starved(vain) is not None:
