@@ -108,6 +108,12 @@ class ProviderSettings(Part, frozen=True):
         return tuple(kind for kind, one in zip(KINDS, told, strict=True) if one is not None)
 
 
+def kinds_of(providers: Sequence[ProviderSettings]) -> tuple[str, ...]:
+    """All that they are, once each, and PUBLISH where one of them publishes: rights are needed by that."""
+    publish = (PUBLISH for one in providers if one.redfish is not None and one.redfish.publish)
+    return tuple(dict.fromkeys((*(kind for one in providers for kind in one.kinds), *publish)))
+
+
 def keeps(providers: Sequence[ProviderSettings], name: str) -> float | Auto:
     """How long what one of them gave is kept idle."""
     return next((0.0 if one.closing else one.keep_seconds for one in providers if one.name == name), "auto")

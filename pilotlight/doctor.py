@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from autoscaler.providers import KINDS, PUBLISH
+from autoscaler.providers import KINDS, PUBLISH, kinds_of
 from autoscaler.settings import Settings
 from pilotlight import checks_here, show
 from pilotlight.checks import Finding, Grade, blocked
@@ -100,7 +100,7 @@ async def _cluster(kubeconfig: Path | None, wanted: dict[str, object], told: Set
         return [Finding("API server", "blocker", error.says, error.fix)]
     async with Api(way) as api:
         scene = msgspec.convert(wanted, Scene)
-        kinds = tuple(dict.fromkeys((*scene.capacity, *(entry.kinds[0] for entry in told.capacity))))
+        kinds = tuple(dict.fromkeys((*scene.capacity, *kinds_of(told.capacity))))
         return await cluster(api, msgspec.structs.replace(scene, settings=told, capacity=kinds))
 
 

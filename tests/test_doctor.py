@@ -298,6 +298,12 @@ def test_no_right_stands_in_the_list_twice() -> None:
     assert len(named) == len(set(named))
 
 
+KUBECONFIG = """
+current-context: x
+clusters: [{name: x, cluster: {server: "http://127.0.0.1:1"}}]
+users: [{name: x, user: {token: eA==}}]
+contexts: [{name: x, context: {cluster: x, user: x}}]
+"""
 CAPACITY = "capacity: [{name: rack, cro: {model: A100}, headroom: 2}]\n"
 
 
@@ -313,6 +319,25 @@ def test_settings_are_read_as_people_have_them(tmp_path: Path, text: str) -> Non
     (file := tmp_path / "settings.yaml").write_text(text)
     (one,) = load_settings(file).capacity
     assert (one.name, one.headroom) == ("rack", 2)
+
+
+def test_where_settings_publish_what_a_fabric_has_the_rights_to_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenes = list[checks_cluster.Scene]()
+
+    async def seen(_: Api, scene: checks_cluster.Scene) -> list[Finding]:
+        scenes.append(scene)
+        return [Finding("API server", "ok", "")]
+
+    monkeypatch.setattr(checks_cluster, "cluster", seen)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    (tmp_path / "config").write_text(KUBECONFIG)
+    entry = "{name: r, redfish: {url: 'https://fabric', systems: {w1: /redfish/v1/Systems/1}, publish: %s}}"
+    for publish, kinds in (("true", ("redfish", "publish")), ("false", ("redfish",))):
+        (tmp_path / "settings.yaml").write_text(f"capacity: [{entry % publish}]")
+        run(tmp_path, "--driver", "kubernetes", "--settings", str(tmp_path / "settings.yaml"))
+        assert scenes.pop().capacity == kinds
 
 
 @pytest.mark.parametrize(

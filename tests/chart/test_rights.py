@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import helm_python
 import pytest
 
 from autoscaler.drivers.kubernetes.rights import Scope, rights
+from autoscaler.providers import kinds_of
+from pilotlight.gathering import load_settings
 from tests.kit.chart import SETS, Object, Values, objects, of_kind, pod_specs
 
 READ = ("get", "list", "watch")
@@ -200,6 +203,17 @@ def test_the_doctor_asks_for_what_the_chart_gives(
         for verb in one.verbs
     }
     assert asked == WANTED[name]
+
+
+@pytest.mark.parametrize("name", CAPACITY)
+def test_by_the_settings_alone_the_doctor_asks_for_the_kinds_that_the_chart_names(name: str, tmp_path: Path) -> None:
+    (text,) = (
+        one["data"]["settings.yaml"] for one in of_kind(SETS[name], "ConfigMap") if "settings.yaml" in one["data"]
+    )
+    (file := tmp_path / "settings.yaml").write_text(text)
+    (spec,) = (spec for part, spec in pod_specs(SETS[name]) if part == "doctor")
+    named = [one for one in spec["containers"][0]["args"] if one.startswith("--capacity=")]
+    assert named == [f"--capacity={kind}" for kind in sorted(kinds_of(load_settings(file).capacity))]
 
 
 TOLD = "--settings=/documents/settings.yaml"
