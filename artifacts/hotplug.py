@@ -119,8 +119,10 @@ class Job(NamedTuple):
 
 
 def located(job: Job, seen: Seen) -> Job:
-    """With what this look adds to what is known of it."""
-    gpu = None if seen.shown is None else seen.shown.get(job.device)
+    """With what this look adds to what is known of it: nothing, where it was not a whole one."""
+    if seen.shown is None or seen.trouble:
+        return job
+    gpu = seen.shown.get(job.device)
     if gpu is not None:
         job = job._replace(bus=gpu.bus)
     there = gpu is not None if not job.leave else not _gone(job, seen)
