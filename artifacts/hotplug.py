@@ -6,7 +6,8 @@ pod has it and its memory is free; then it is tainted, kept alive by nobody, hid
 node's own daemons, and taken off the bus. Each step is one that may be done twice: the next look tells what it did.
 
 Promises: what is used stays, whoever asks; nobody but persistenced is ended, and no pod but those that are named; what
-is asked for no more is undone. A GPU of which it is not known where it is, is not said to be gone.
+is asked for no more is undone. A GPU of which it is not known where it is, is not said to be gone; one that has left is
+not brought back until it is detached, and what is in its place by then is another's.
 """
 
 from __future__ import annotations
@@ -115,7 +116,12 @@ class Job(NamedTuple):
     """Daemons that had started before it was shown, or gone; None: it is not."""
     scanned_s: float | None = None
     taken: bool = False
-    """The driver was told to take it off."""
+    """The driver, or the kernel, was told to take it off."""
+
+    @property
+    def off(self) -> bool:
+        """It is off the bus, or about to be, and may be linked still: a scan would find it."""
+        return self.leave and (self.taken or self.stale is not None)
 
 
 def located(job: Job, seen: Seen) -> Job:
@@ -126,8 +132,8 @@ def located(job: Job, seen: Seen) -> Job:
     if gpu is not None:
         job = job._replace(bus=gpu.bus)
     there = gpu is not None if not job.leave else not _gone(job, seen)
-    if there == job.leave:
-        return job._replace(stale=None)
+    if there == job.leave:  # what had left, and is back, is let go of as if it never had
+        return job._replace(stale=None, taken=job.taken and job.stale is None)
     return job._replace(stale=frozenset(seen.daemons) if job.stale is None else job.stale)
 
 
@@ -135,16 +141,16 @@ def done(job: Job, step: Step, now_s: float) -> Job:
     """After a step."""
     if step.does == "scan":
         return job._replace(scanned_s=now_s)
-    return job._replace(taken=True) if step.does == "take" else job
+    return job._replace(taken=True) if step.does in {"take", "remove"} else job
 
 
-def next_step(job: Job, seen: Seen, now_s: float) -> Step | Stand:
-    """Of a job that is `located`."""
+def next_step(job: Job, seen: Seen, now_s: float, jobs: Collection[Job] = ()) -> Step | Stand:
+    """Of a job that is `located`, as all `jobs` of the node are."""
     if seen.trouble:
         return _late(job, seen.trouble, now_s)
     if seen.shown is None:
         return _late(job, "the driver does not answer (nvidia-smi)", now_s)
-    return _leaving(job, seen, seen.shown) if job.leave else _coming(job, seen, seen.shown, now_s)
+    return _leaving(job, seen, seen.shown) if job.leave else _coming(job, seen, seen.shown, now_s, jobs)
 
 
 def undo(job: Job, seen: Seen) -> Step | None:
@@ -170,14 +176,18 @@ def _late(job: Job, says: str, now_s: float) -> Stand:
 # --- it comes ---------------------------------------------------------------------------------------------------------
 
 
-def _coming(job: Job, seen: Seen, shown: Mapping[str, Gpu], now_s: float) -> Step | Stand:
+def _coming(job: Job, seen: Seen, shown: Mapping[str, Gpu], now_s: float, jobs: Collection[Job]) -> Step | Stand:
     if job.device in shown:
         told = _told(job, seen)
         return _late(job, told.says, now_s) if isinstance(told, Stand) and not told.done else told
+    off = min((one.device for one in jobs if one.off), default="")
+    if off:
+        return _late(job, f"it is scanned for once {off}, which has left, is detached", now_s)
     late = _late(job, "it is attached, and the node's driver does not show it", now_s)
     if late.failed:
         return late
-    nameless = _nameless(shown, seen)
+    theirs = {one.bus for one in jobs if one.leave}
+    nameless = tuple(bus for bus in _nameless(shown, seen) if bus not in theirs)
     for bus in nameless:
         if bus in seen.hidden:
             return Step("show", (bus,))
@@ -205,10 +215,13 @@ def _nameless(shown: Mapping[str, Gpu], seen: Seen) -> tuple[str, ...]:
 
 
 def _gone(job: Job, seen: Seen) -> bool:
-    """Whether it is known to be on the bus no more."""
+    """Whether it is known to be on the bus no more. Once it was, only the driver can tell that it is back: what else is
+    in its place may be another, that came after it.
+    """
     if seen.shown is None or seen.trouble or job.device in seen.shown:
         return False
-    return job.bus not in seen.buses if job.bus else not _nameless(seen.shown, seen)
+    nameless = _nameless(seen.shown, seen)
+    return job.stale is not None or (job.bus not in nameless if job.bus else not nameless)
 
 
 def _leaving(job: Job, seen: Seen, shown: Mapping[str, Gpu]) -> Step | Stand:

@@ -87,6 +87,7 @@ class Attaching:
         if not self._jobs and self._swept is not False:
             return False
         seen, before, moved = await self._node.look([*self._jobs.values()]), self.report(), False
+        self._jobs = {device: hotplug.located(job, seen) for device, job in self._jobs.items()}
         for device in sorted(self._jobs):
             moved = await self._step(device, seen) or moved
         if self.report() != before:
@@ -115,10 +116,8 @@ class Attaching:
                 self._told.pop(device, None)
 
     async def _step(self, device: str, seen: Seen) -> bool:
-        job = hotplug.located(self._jobs[device], seen)
-        self._jobs[device] = job
-        wanted = device in self._wanted
-        step = hotplug.next_step(job, seen, self._clock()) if wanted else hotplug.undo(job, seen)
+        job, wanted = self._jobs[device], [one for name, one in self._jobs.items() if name in self._wanted]
+        step = hotplug.next_step(job, seen, self._clock(), wanted) if job in wanted else hotplug.undo(job, seen)
         if isinstance(step, Stand):
             self._told[device] = step
             return False
@@ -131,6 +130,8 @@ class Attaching:
         return await self._act(device, job, step)
 
     async def _act(self, device: str, job: Job, step: Step) -> bool:
+        if self._told.get(device, Stand(done=True)).done:  # it is not, or no more
+            self._told[device] = Stand("it is being let go" if job.leave else "it is being taken")
         try:
             await self._node.act(step)
         except StepError as error:
@@ -140,7 +141,6 @@ class Attaching:
             return False
         log.info("event=fabric_step device=%s step=%s", device, step.does)
         self._jobs[device] = hotplug.done(job, step, self._clock())
-        self._told.setdefault(device, Stand("it is being let go" if job.leave else "it is being taken"))
         fresh = self._last.get(device) != step  # what works and changes nothing is not done without a pause
         self._last[device] = step
         return fresh and step.does != "scan"

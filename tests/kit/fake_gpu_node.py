@@ -68,11 +68,16 @@ class PlayedNode:
 
     def link(self, uuid: str, bus: str, *, here: bool = False) -> PlayedGpu:
         """The fabric does. `here`: it is, with all that comes after."""
-        minor = len(self.gpus)
+        minor = min(set(range(len(self.gpus) + 1)) - {one.minor for one in self.gpus.values()})
         gpu = self.gpus[bus] = PlayedGpu(uuid, bus, minor)
         if here:
             self._scan()
         return gpu
+
+    def detach(self, bus: str) -> None:
+        """The fabric does."""
+        assert not self.gpus[bus].driven, "its driver would fail"
+        del self.gpus[bus]
 
     def hold(self, pid: int, gpu: PlayedGpu, name: str, pod: str = "") -> None:
         """A process has it open."""
@@ -135,7 +140,8 @@ class PlayedNode:
         for inner in (folder, proc):
             for one in inner.iterdir() if inner.exists() else ():
                 one.unlink()
-            inner.rmdir()
+            if inner.exists():  # the driver never had it
+                inner.rmdir()
 
     def settle(self) -> None:
         """What was written into the tree is done."""
