@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from autoscaler.attached import Site
 from autoscaler.capacity.redfish_documents import Block, Gpu, Mark, System
-from autoscaler.capacity.redfish_steps import Claim, Fabric, Held, before, claim, links, listed, offers
+from autoscaler.capacity.redfish_steps import Claim, Fabric, Held, before, claim, links, listed, offers, uuids
 from autoscaler.leases import OFFERS_MAX, AcquireOrder, Offer
 from tests.contracts.provider import OWNER, order
 from tests.kit.redfish_rig import terms
@@ -101,6 +101,13 @@ def test_devices_are_named_by_their_uuids_or_counted_after_those_before_them() -
     assert listed(fabric(a, b, marks=marks), terms()._replace(tells=lambda _: False), {})[0].alone
     assert before(fabric(a, b, marks=marks), "w1", terms()._replace(seen_on=lambda _: 4)) == 2
     assert before(fabric(block("a")), "w1", terms()._replace(seen_on=lambda _: 4)) == 4
+
+
+def test_a_gpu_that_is_attached_and_did_not_say_what_it_is_yet_is_one_of_which_nobody_knows_the_uuid() -> None:
+    a, b = block("a", systems=("s1",)), block("b", systems=("s1",))
+    there = fabric(a, b, marks={"a": mark(), "b": mark()})
+    assert uuids(there, "lease") == {"w1": ("GPU-a", "GPU-b")}
+    assert uuids(there._replace(gpus={"a": there.gpus["a"]}), "lease") == {"w1": ("GPU-a", "")}
 
 
 def test_whoever_looks_takes_the_same_blocks_for_a_name_and_others_for_another() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.capacity.using import in_use
+from autoscaler.capacity.using import CLAIMS, SLICES, in_use
 from tests.kit.objects import PlayedServer
 from tests.sim.virtual import run
 
@@ -23,5 +23,43 @@ def test_who_asks_for_a_device_of_whatever_name_uses_it(resource: str, uses: boo
         pod = {"metadata": {"namespace": "x", "name": "p"}, "spec": {"nodeName": "w1", **limits}}
         server.put("/api/v1/namespaces/x/pods/p", pod)
         assert await in_use(server, "w1", {"GPU-1"}) == ("pod x/p" if uses else "")
+
+    run(scenario())
+
+
+PART = {"type": {"string": "mig"}, "uuid": {"string": "MIG-1"}, "parentUUID": {"string": "GPU-1"}}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sought", "uses"),
+    [
+        ({"uuid": {"string": "GPU-1"}}, "GPU-1", True),
+        ({"gpu.nvidia.com/uuid": {"string": "GPU-1"}, "index": {"int": 0}}, "GPU-1", True),
+        (PART, "GPU-1", True),
+        ({f"gpu.nvidia.com/{name}": value for name, value in PART.items()}, "GPU-1", True),
+        (PART, "GPU-2", False),
+        ({"model": {"string": "GPU-1"}}, "GPU-1", False),
+        (PART, "", True),
+        ({}, "", True),
+    ],
+)  # fmt: skip
+def test_a_claim_uses_the_gpu_that_its_device_is_or_is_a_part_of_and_one_that_nobody_knows_whichever_it_is(
+    attributes: dict[str, object], sought: str, uses: bool
+) -> None:
+    async def scenario() -> None:
+        server, driver = PlayedServer(lambda: 0.0), "gpu.nvidia.com"
+        device = {"name": "a", "attributes": attributes}
+        server.put(
+            f"{SLICES}/s", {"spec": {"driver": driver, "nodeName": "w1", "pool": {"name": "w1"}, "devices": [device]}}
+        )
+        given = {"devices": {"results": [{"driver": driver, "pool": "w1", "device": "a"}]}}
+        claim = f"{CLAIMS.replace('resourceclaims', 'namespaces/x/resourceclaims')}/c"
+        for status, used in (
+            ({"allocation": given}, False),
+            ({"allocation": given, "reservedFor": [{"name": "p"}]}, uses),
+        ):
+            server.put(claim, {"metadata": {"namespace": "x"}, "status": status})
+            assert await in_use(server, "w1", {sought}) == ("claim x/c" if used else "")
+        assert await in_use(server, "w2", {sought}) == "", "it is of another node"
 
     run(scenario())

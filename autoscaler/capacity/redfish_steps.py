@@ -206,11 +206,11 @@ def _room(fabric: Fabric, site: Site, terms: Terms) -> int:
 
 
 def uuids(fabric: Fabric, name: str) -> dict[str, tuple[str, ...]]:
-    """By node: the GPUs that are attached there by that name."""
+    """By node: the GPUs that are attached there by that name. Empty: the fabric does not tell it, or did not yet."""
     found: dict[str, tuple[str, ...]] = {}
     for path, mark in sorted(fabric.marks.items()):
         if mark.name == name and path in fabric.blocks and (node := fabric.at(path)):
-            found[node] = (*found.get(node, ()), *((fabric.gpus[path].uuid,) if path in fabric.gpus else ()))
+            found[node] = (*found.get(node, ()), fabric.gpus[path].uuid if path in fabric.gpus else "")
     return found
 
 

@@ -1,7 +1,7 @@
 """Whether anybody uses Devices of a node now, as its API server says: asked right before they are given back.
 
 Owns that question. A device plug-in's counting does not tell which Device a pod has, so there any pod that has one
-uses all of them; ResourceClaims tell (resource.k8s.io).
+uses all of them; ResourceClaims tell (resource.k8s.io), but for a Device whose UUID nobody knows: any may be of that.
 """
 
 from __future__ import annotations
@@ -12,24 +12,35 @@ from autoscaler.capacity.server import Object, Server
 
 PODS = "/api/v1/pods"
 CLAIMS, SLICES = "/apis/resource.k8s.io/v1/resourceclaims", "/apis/resource.k8s.io/v1/resourceslices"
+_NAMES = {"uuid", "parentUUID"}
 _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 async def in_use(server: Server, node: str, uuids: Collection[str]) -> str:
-    """Who uses a Device of that node with one of these UUIDs, or might, in words; empty: nobody. Raises AnswerError."""
+    """Who uses a Device of that node with one of these UUIDs (empty: nobody knows it), or a part of it, or might, in
+    words; empty: nobody. Raises AnswerError.
+    """
     for pod in await server.items(PODS, fieldSelector=f"spec.nodeName={node},{_LIVE}"):
         if any(map(_is_device, _resources(pod))):
             return f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']}"
+    sought = frozenset(uuids)
     named = {
         (spec["driver"], spec["pool"]["name"], device["name"])
         for spec in (one["spec"] for one in await server.items(SLICES, fieldSelector=f"spec.nodeName={node}"))
         for device in spec.get("devices") or ()
-        if (device.get("attributes") or {}).get("uuid", {}).get("string") in uuids
+        if "" in sought or not sought.isdisjoint(_uuids(device))
     }
     for claim in await server.items(CLAIMS) if named else ():
         if claim.get("status", {}).get("reservedFor") and not named.isdisjoint(_allocated(claim)):
             return f"claim {claim['metadata']['namespace']}/{claim['metadata']['name']}"
     return ""
+
+
+def _uuids(device: Object) -> Iterator[str]:
+    """Its own, and of a part that of its Device. An attribute's name may say whose it is: `gpu.nvidia.com/uuid`."""
+    for name, value in (device.get("attributes") or {}).items():
+        if name.rpartition("/")[2] in _NAMES:
+            yield value.get("string", "")
 
 
 def _allocated(claim: Object) -> Iterator[tuple[str, str, str]]:
