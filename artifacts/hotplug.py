@@ -24,6 +24,8 @@ IDLE_BYTES_MAX = 1 << 30
 """What a driver and its daemons keep of a GPU that nobody uses, and more."""
 KEEPER = "nvidia-persisten"
 """persistenced, as the kernel shortens names (15 characters and a NUL)."""
+PART = "MIG-"
+"""So the names of a GPU's parts begin."""
 MODULES = ("nvidia_drm", "nvidia_uvm")
 """They hold a driver's last GPU."""
 _BUS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
@@ -56,6 +58,8 @@ class Gpu(NamedTuple):
     used_bytes: int = 0
     kept: bool = False
     """Persistence mode."""
+    cut: bool = False
+    """MIG mode, or nobody knows: what pods have of it are parts, whose names do not tell of which GPU they are."""
 
 
 class Holder(NamedTuple):
@@ -95,7 +99,7 @@ class Seen(NamedTuple):
     modules: frozenset[str] = frozenset()
     """Those of MODULES that are loaded."""
     pods: Mapping[str, str] = {}
-    """By UUID the pod that its kubelet gave it to, NAMESPACE/NAME."""
+    """By UUID, or a part's name, the pod that its kubelet gave it to, NAMESPACE/NAME."""
     daemons: Mapping[str, Daemon] = {}
     """By uid."""
     tainted: Mapping[str, bool] = {}
@@ -252,6 +256,9 @@ def _used(job: Job, seen: Seen, gpu: Gpu) -> str:
         return f"process {computing[0]} computes on it"
     if job.device in seen.pods:
         return f"pod {seen.pods[job.device]} has it"
+    parts = sorted(pod for name, pod in seen.pods.items() if gpu.cut and name.startswith(PART))
+    if parts:
+        return f"pod {parts[0]} has a MIG part, which may be of it"
     if gpu.used_bytes > IDLE_BYTES_MAX:
         return f"{gpu.used_bytes >> 20} MiB of its memory are held"
     return ""
@@ -289,18 +296,20 @@ def bus_of(text: str) -> str:
     return f"{int(domain, 16):04x}:{bus}:{slot}.{function}".lower()
 
 
-QUERY = ("--query-gpu=uuid,pci.bus_id,memory.used,persistence_mode", "--format=csv,noheader,nounits")
+_ASKED = "uuid,pci.bus_id,memory.used,persistence_mode,mig.mode.current"
+QUERY = (f"--query-gpu={_ASKED}", "--format=csv,noheader,nounits")
 APPS = ("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits")
 
 
 def shown_in(text: str) -> dict[str, Gpu]:
-    """What `nvidia-smi` QUERY prints: `GPU-..., 00000000:18:00.0, 4, Disabled`. Lines that are none are left out."""
+    """What `nvidia-smi` QUERY prints: `GPU-..., 00000000:18:00.0, 4, Disabled, [N/A]`. Other lines are left out."""
     found: dict[str, Gpu] = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 4 and cells[0].startswith("GPU-") and (bus := bus_of(cells[1])):
+        if len(cells) == 5 and cells[0].startswith("GPU-") and (bus := bus_of(cells[1])):
             mib = int(cells[2]) if cells[2].isdecimal() else 0
-            found[cells[0]] = Gpu(bus, mib << 20, cells[3].lower() == "enabled")
+            whole = cells[4].strip("[]").lower() in {"disabled", "n/a", "not supported"}
+            found[cells[0]] = Gpu(bus, mib << 20, kept=cells[3].lower() == "enabled", cut=not whole)
     return found
 
 

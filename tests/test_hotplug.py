@@ -366,8 +366,11 @@ def test_a_bus_is_named_as_sysfs_names_it(text: str, bus: str) -> None:
 
 
 def test_what_programs_print_is_read_and_what_is_none_of_it_is_left_out() -> None:
-    text = f"{A}, 00000000:18:00.0, 4, Enabled\n{B}, 00000000:3B:00.0, [N/A], Disabled\nWARNING: infoROM\n, , ,\n"
-    assert shown_in(text) == {A: hotplug.Gpu(AT_A, 4 << 20, kept=True), B: hotplug.Gpu(AT_B)}
+    rows = f"{A}, 00000000:18:00.0, 4, Enabled, [N/A]", f"{B}, 00000000:3B:00.0, [N/A], Disabled, Enabled"
+    text = "\n".join((*rows, "WARNING: infoROM", ", , , ,"))
+    assert shown_in(text) == {A: hotplug.Gpu(AT_A, 4 << 20, kept=True), B: hotplug.Gpu(AT_B, cut=True)}
+    assert shown_in(rows[0].replace("[N/A]", "[Unknown Error]"))[A].cut
+    assert not shown_in(rows[1].replace("Enabled", "Disabled"))[B].cut
     assert hotplug.computing_in(f"{A}, 12\n{A}, 13\nx, 1\n{B}, [N/A]\n") == {A: (12, 13)}
     assert hidden_in("The current drain state of GPU 00000000:18:00.0 is: draining.")
     assert not hidden_in("The current drain state of GPU 00000000:18:00.0 is: not draining.")

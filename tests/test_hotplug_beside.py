@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.hotplug import VISIBLE_S
-from autoscaler.contract import FabricReport
+from autoscaler.contract import FabricReport, PodDevices
 from autoscaler.nodewants import FabricWant
 from tests.test_hotplug import AT_A, AT_B, A, B, Rig
 
@@ -128,6 +128,22 @@ async def test_where_another_is_shown_in_its_place_it_is_gone_though_nobody_saw_
     await rig.turns(8)
     assert rig.report() == LEFT
     assert rig.node.said == []
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_gpu_in_mig_mode_stays_while_a_pod_has_a_part_of_whichever_and_one_that_is_whole_goes(rig: Rig) -> None:
+    rig.node.gpus[AT_A].cut = True
+    rig.table = [PodDevices(namespace="engines", name="bob", devices=("MIG-aaaa-1",))]
+    rig.made.want([LEAVES, FabricWant(device=B, leave=True)])
+    await rig.turns(8)
+    kept = FabricReport(device=A, leave=True, says="pod engines/bob has a MIG part, which may be of it")
+    assert rig.made.report() == (kept, FabricReport(device=B, leave=True, done=True))
+    assert not [one for one in rig.node.said if AT_A in one]
+    rig.table = []
+    await rig.turns(8)
+    assert LEFT in rig.made.report()
 
 
 # --- what was seen in part --------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ class PlayedGpu:
     minor: int
     used_mib: int = 4
     kept: bool = False
+    cut: bool = False
+    """MIG mode."""
     computing: tuple[int, ...] = ()
     on_bus: bool = False
     driven: bool = False
@@ -194,7 +196,8 @@ class PlayedNode:
     def _row(gpu: PlayedGpu, query: str) -> str:
         if query.startswith("--query-compute-apps"):
             return "\n".join(f"{gpu.uuid}, {pid}" for pid in gpu.computing)
-        return f"{gpu.uuid}, 0000{gpu.bus.upper()}, {gpu.used_mib}, {'Enabled' if gpu.kept else 'Disabled'}"
+        kept, cut = ("Enabled" if one else "Disabled" for one in (gpu.kept, gpu.cut))
+        return f"{gpu.uuid}, 0000{gpu.bus.upper()}, {gpu.used_mib}, {kept}, {cut}"
 
     def _drain(self, gpu: PlayedGpu | None, bus: str, words: Sequence[str]) -> Answer:
         if words == ("-q",):
