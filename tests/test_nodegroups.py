@@ -13,7 +13,7 @@ from autoscaler.capacity.base import Provider, RefusedError
 from autoscaler.capacity.nodeclaims import WRITER
 from autoscaler.capacity.nodegroups import NodeGroup
 from autoscaler.capacity.nodes import NODES
-from autoscaler.capacity.placeholders import KEEPS, keeper_of
+from autoscaler.capacity.placeholders import KEEPS, PATIENCE_S, REFUSED, TRIGGERED, keeper_of
 from autoscaler.drivers.kubernetes import nodes
 from autoscaler.podspec import MANAGED_BY, PLACE, Pod, Resources, Toleration
 from autoscaler.providers import ClusterAutoscaler
@@ -166,6 +166,32 @@ def test_a_group_that_does_not_grow_fails_the_order_in_cluster_autoscalers_words
         assert ((await one(provider)).phase, (await one(provider)).says) == ("coming", FULL)
         await asyncio.sleep(40.0)
         assert (await one(provider)).phase == "failed"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("said", [TRIGGERED, REFUSED])
+def test_what_was_told_of_a_pod_before_it_of_the_same_name_is_not_told_of_an_order(said: str) -> None:
+    """Names of Leases are given again, and events stay for an hour."""
+
+    async def scenario() -> None:
+        server = PlayedAutoscaler()
+        provider = group_of(server)
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        server.tell(made.id.name, said, FULL)
+        assert (await one(provider)).committed is (said == TRIGGERED)
+        assert ((await one(provider)).says == FULL) is (said == REFUSED)
+        for path in [path for path in server.objects if path.startswith(PODS)]:
+            await server.delete(path)
+        server.silent = True
+        await provider.acquire(made)
+        for _ in range(2):
+            assert ((await one(provider)).phase, (await one(provider)).committed) == ("coming", False)
+            assert not (await one(provider)).says
+            await asyncio.sleep(PATIENCE_S + 1.0)
+        await provider.release(release(made, uncommitted=True))
+        assert not await provider.list(), "nothing of it is bought yet"
 
     run(scenario())
 

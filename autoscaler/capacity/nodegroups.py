@@ -106,9 +106,9 @@ class NodeGroup:
         listed: list[Listed] = []
         for keeper in (one for labels, one in labelled if KEEPS in labels):
             name = keeper["metadata"]["labels"][KEEPS]
-            waits = not keeper["spec"].get("nodeName") and name in places
-            events = await self._told(name) if waits else ()
-            one = placeholders.read(keeper, places.get(name), events, self._server.unix_s())
+            place = places.get(name)
+            events = () if place is None or keeper["spec"].get("nodeName") else await self._told(place)
+            one = placeholders.read(keeper, place, events, self._server.unix_s())
             if one is not None and one.committed and not one.node and await self._overtaken(keeper):
                 one = replace(one, committed=False)
             listed += [one] if one is not None else []
@@ -129,6 +129,8 @@ class NodeGroup:
                 return True
         return False
 
-    async def _told(self, name: str) -> Sequence[Object]:
-        events = await self._server.items(self._events, fieldSelector=f"involvedObject.name={name}")
+    async def _told(self, pod: Object) -> Sequence[Object]:
+        """Of this very one: names are given again, and what is told of a pod is kept for an hour after it."""
+        about = f"involvedObject.uid={pod['metadata']['uid']}"
+        events = await self._server.items(self._events, fieldSelector=about)
         return [one for one in events if placeholders.told(one)]

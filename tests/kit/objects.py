@@ -14,7 +14,7 @@ from typing import Any
 
 from autoscaler.capacity.server import CONFLICT, NOT_FOUND, AnswerError, Object
 
-FIELDS = {"spec.nodeName", "status.phase", "metadata.name", "involvedObject.name"}
+FIELDS = {"spec.nodeName", "status.phase", "metadata.name", "involvedObject.uid"}
 """By these it selects; another selector is an error."""
 HEARD_S = 0.05
 """So late at most whoever follows is told."""
@@ -75,7 +75,7 @@ class PlayedServer:
         if at in self.objects:
             raise AnswerError(CONFLICT, "AlreadyExists", f"{at} already exists")
         made = copy.deepcopy(body)
-        made["metadata"]["creationTimestamp"] = stamp(self._clock())
+        made["metadata"] |= {"creationTimestamp": stamp(self._clock()), "uid": f"uid-{len(self.writes)}"}
         return self._put(at, made)
 
     async def patch(self, path: str, body: Object) -> Object:

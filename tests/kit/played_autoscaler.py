@@ -25,6 +25,8 @@ class PlayedAutoscaler(PlayedServer):
     def __init__(self, size_max: int = 4) -> None:
         super().__init__(lambda: BEGIN_UNIX_S + asyncio.get_running_loop().time())
         self.size_max = size_max
+        self.silent = False
+        """It looks at nothing any more."""
         self.nodes: list[str] = []
         self._told = 0
 
@@ -36,7 +38,7 @@ class PlayedAutoscaler(PlayedServer):
         return made
 
     def _looks(self, name: str) -> None:
-        if f"{PODS}/{name}" not in self.objects:
+        if self.silent or f"{PODS}/{name}" not in self.objects:
             return
         if len(self.nodes) >= self.size_max:
             self.tell(name, REFUSED, FULL)
@@ -47,10 +49,11 @@ class PlayedAutoscaler(PlayedServer):
         asyncio.get_running_loop().call_later(NODE_S, self._binds, name)
 
     def tell(self, name: str, reason: str, message: str) -> None:
-        """An event about a pod."""
+        """An event about a pod that is there."""
         self._told += 1
+        uid = self.objects[f"{PODS}/{name}"]["metadata"]["uid"]
         self.put(f"{EVENTS}/e{self._told}", {
-            "reason": reason, "message": message, "involvedObject": {"name": name},
+            "reason": reason, "message": message, "involvedObject": {"name": name, "uid": uid},
             "lastTimestamp": stamp(self.unix_s()),
         })  # fmt: skip
 
