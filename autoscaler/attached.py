@@ -52,6 +52,12 @@ def sites(
     return {one.node: one for one in found if one is not None}
 
 
+def bounded(nodes: Sequence[Mapping[str, Any]], settings: Settings, groups: Groups = NO_GROUPS) -> bool:
+    """Whether anybody says of any of these how many Devices it can have, be it ready and open or not."""
+    found = ((told(one["metadata"]), one["metadata"].get("labels") or {}) for one in nodes)
+    return any(most_of(said, labels, kind_of(labels, settings.nodes), groups) for said, labels in found)
+
+
 def selectors(settings: Settings) -> tuple[str, ...]:
     """By which labels such nodes are asked for; `""`: all nodes, since only they can say it."""
     said = (one.selector for one in settings.nodes if one.devices_max is not None)

@@ -147,6 +147,26 @@ def test_a_provisioning_class_that_nobody_is_known_to_serve_is_said() -> None:
     assert "queued-provisioning.gke.io" in other.fix
 
 
+@pytest.mark.parametrize(
+    ("kind", "entry", "fix"),
+    [
+        ("provisioningRequest", DWS % "queued-provisioning.gke.io", "that `provisioningRequest.selector` agrees with"),
+        ("kueue", QUEUE, "add one with its nodes' `selector` and `device`"),
+    ],
+)
+def test_a_queue_of_which_nobody_says_what_it_brings_is_no_queue_that_others_have(
+    kind: str, entry: str, fix: str
+) -> None:
+    played = cluster(kind)
+    played.objects[f"/apis/{NEWEST}/namespaces/engines/localqueues/gpus"] = {"metadata": {"name": "gpus"}, "spec": {}}
+    assert found(played, settings(entry)).grade == "ok"
+    for nodes in ("nodes: []", NODES + "    slicing: {kind: mig}\n"):
+        one = found(played, settings(entry, nodes))
+        assert one.grade == "blocker"
+        assert one.says.startswith("no entry of Settings `nodes` says what it brings")
+        assert one.says.endswith(fix)
+
+
 def test_of_a_fabric_behind_an_operator_it_is_said_which_nodes_may_have_more() -> None:
     played = cluster("cro")
     played.objects["/api/v1/nodes/w1"] = node("w1", "g4")

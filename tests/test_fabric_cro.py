@@ -70,7 +70,8 @@ def test_an_offer_is_for_what_has_a_place_at_the_price_of_the_fabric(rack: Rack)
 def test_a_node_that_nobody_says_can_have_more_is_not_offered(rack: Rack) -> None:
     async def scenario() -> None:
         rack.world = world(Settings(nodes=(replace(SETTINGS.nodes[0], devices_max=None),)))
-        assert not await rack.provider().offers()
+        with pytest.raises(RefusedError):
+            await rack.provider().offers()
         rack.server.change(f"{NODES}/{NODE}", {"metadata": {"annotations": {GPU_COUNT: "3"}}})
         assert [one.devices_max for one in await rack.provider().offers()] == [2]
         rack.server.change(f"{NODES}/{NODE}", {"spec": {"unschedulable": True}})

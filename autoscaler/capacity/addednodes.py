@@ -29,6 +29,8 @@ EXPECTED_S = 240.0
 """From an order to a node whose GPUs can be used, while nothing is learnt and the Settings do not say."""
 CONFIDENCE: Mapping[Bought, float] = {"spot": 0.8}
 """Of those that are bought so, this part comes, while nothing is learnt; of others 0.9."""
+NOBODY = "no entry of Settings `nodes` says what it brings (those with `slicing` mig or dra do not): add one with"
+"""Why a queue has no Offer at all; what the entry must have comes behind it."""
 WHOLE = frozenset({"whole"})
 PARTED = frozenset({"timeslice", "mps"})
 TOGETHER = frozenset({"hami", "kai", "volcano"})

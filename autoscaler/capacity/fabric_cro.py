@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.attached import Site, memory_of, seen_on, selectors, sites
+from autoscaler.attached import GPU_COUNT, Site, bounded, memory_of, seen_on, selectors, sites
 from autoscaler.capacity import fabric_requests as objects
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES, Note, Request, Resource
@@ -34,6 +34,10 @@ from autoscaler.world import World
 NODES = "/api/v1/nodes"
 EXPECTED_S = 90.0
 """From an order until a Device is seen: the fabric, and two of the operator's looks, 30 s apart."""
+NO_MOST = (
+    "nobody says of any node that is there how many Devices it can have: add `devicesMax` to an entry of Settings "
+    f"`nodes` whose `selector` a node has, or annotation `{GPU_COUNT}` to the nodes or their MachineSet"
+)
 TRIES = 5
 """Of a write that another overtook."""
 REST_S = 1.0
@@ -238,10 +242,13 @@ class CroFabric:
         return await self._server.find(f"{NODES}/{node}")
 
     async def _sites(self) -> Mapping[str, Site]:
+        """Raises RefusedError where nobody says of any node that it may have more."""
         settings, found = self._world().settings, dict[str, Object]()
         for selector in selectors(settings):
             query = {"labelSelector": selector} if selector else {}
             found |= {one["metadata"]["name"]: one for one in await self._server.items(NODES, **query)}
+        if not bounded([*found.values()], settings, most(self._world())):
+            raise RefusedError(NO_MOST)
         return self._of([*found.values()])
 
     def _of(self, nodes: Sequence[Object]) -> Mapping[str, Site]:

@@ -14,7 +14,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from autoscaler.capacity import places
-from autoscaler.capacity.addednodes import Terms, of_kinds
+from autoscaler.capacity.addednodes import NOBODY, Terms, of_kinds
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.bookings import LEASE, label_of
 from autoscaler.capacity.places import Place
@@ -47,10 +47,11 @@ class KueuePlaces:
         if closed:
             raise RefusedError(closed)
         left = WAIT_MAX - sum(one.kept and not one.node for one in await self._places())
-        if left <= 0:
-            return ()
         terms = Terms(left, self._named.expected_seconds, whole=False, queued=True)
-        return tuple(map(_of_one, of_kinds(self._named.name, {}, terms, self._world().settings)))
+        some = tuple(map(_of_one, of_kinds(self._named.name, {}, terms, self._world().settings)))
+        if not some:
+            raise RefusedError(f"{NOBODY} its nodes' `selector` and `device`")
+        return some if left > 0 else ()
 
     async def acquire(self, order: AcquireOrder) -> None:
         """See Provider."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 from autoscaler.capacity import bookings
-from autoscaler.capacity.addednodes import Terms, of_kinds
+from autoscaler.capacity.addednodes import NOBODY, Terms, of_kinds
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.bookings import Booking, Node
 from autoscaler.capacity.server import CONFLICT, REFUSALS, AnswerError, Object, Server, refuse
@@ -62,10 +62,11 @@ class ProvisioningProvider:
         every = await self._all()
         wait = sum(one.provider == self._named.name and not one.node for one in every)
         left = min(await self._left(), WAIT_MAX - wait)
-        if left <= 0:
-            return ()
+        some = _offers(self._world().settings, self._named, self._of, left)
+        if not some:
+            raise RefusedError(f"{NOBODY} `device` and a `selector` that `provisioningRequest.selector` agrees with")
         dry = {one.offer.name for one in every if bookings.is_dry(one)}
-        return tuple(one for one in _offers(self._world().settings, self._named, self._of, left) if one.name not in dry)
+        return tuple(one for one in some if one.name not in dry) if left > 0 else ()
 
     async def acquire(self, order: AcquireOrder) -> None:
         """See Provider."""
