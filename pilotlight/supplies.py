@@ -38,6 +38,7 @@ from autoscaler.capacity.redfish_steps import Terms
 from autoscaler.capacity.remembering import Remembering
 from autoscaler.capacity.server import Object, Server
 from autoscaler.capacity.supplying import Observe, Supplying
+from autoscaler.capacity.turns import Turns
 from autoscaler.capacity.using import in_use
 from autoscaler.contract import ModelName
 from autoscaler.groups import most
@@ -72,6 +73,8 @@ class Around(NamedTuple):
     """Where those are that the Settings name."""
     clock: Callable[[], float] = time.monotonic
     """The World's."""
+    turns: Turns | None = None
+    """Of Providers that attach to the same nodes; None: there is but one."""
 
 
 class Kind(NamedTuple):
@@ -87,7 +90,7 @@ def cro(entry: ProviderSettings, around: Around) -> Provider:
     """GPUs of a fabric, by the composable resource operator."""
     if entry.cro is None:
         raise TypeError(entry.name)
-    return CroFabric(entry.name, entry.cro.model, around.server, around.world, entry.expected_seconds)
+    return CroFabric(entry.name, entry.cro.model, around.server, around.world, entry.expected_seconds, around.turns)
 
 
 def karpenter(entry: ProviderSettings, around: Around) -> Provider:
@@ -202,6 +205,7 @@ class Supplies:
         self._guarding = Guarding(server, places[0], world, leads)
         self._publishing = Publishing(server, places[1:], self._published, clock)
         self._remembering = Remembering(server, places[1:], world, observe, leads)
+        self._turns = Turns()
         self._fabrics = set[str]()
         """That the Settings name, or did: what was published of them is withdrawn, and who was given it is told."""
 
@@ -267,7 +271,9 @@ class Supplies:
 
     def _made(self, entries: tuple[ProviderSettings, ...], named: int, stack: AsyncExitStack) -> Supplying:
         """`named`: so many are in the Settings; of the others nothing is ordered any more, as of those that close."""
-        around = Around(self._server, self._world, *self._places, stack, self._leads, clock=self._clock)
+        around = Around(
+            self._server, self._world, *self._places, stack, self._leads, clock=self._clock, turns=self._turns
+        )
         made = {entry.name: KINDS[entry.kinds[0]].make(entry, around) for entry in entries}
         hedges = frozenset(entry.name for entry in entries if entry.hedge)
         closing = {one.name for one in entries if one.closing} | {one.name for one in entries[named:]}

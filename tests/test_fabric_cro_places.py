@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import pytest
 from msgspec.structs import replace
 
 from autoscaler.capacity.base import RefusedError
+from autoscaler.capacity.fabric_cro import CroFabric
+from autoscaler.capacity.fabric_requests import REQUESTS
+from autoscaler.capacity.supplying import Told
+from autoscaler.capacity.turns import Turns
+from autoscaler.leases import LeaseRefused, LeasesSeen, OffersSeen
+from autoscaler.providers import Cro, ProviderSettings
 from autoscaler.settings import Settings
-from tests.kit.cro_rack import SETTINGS, Rack, world
+from pilotlight.supplies import Supplies
+from tests.contracts.provider import order
+from tests.kit.cro_rack import MODEL, NODE, SETTINGS, Rack, world
+from tests.test_fabric_cro import old_at_hand
+
+OTHER = "NVIDIA-H100-PCIE-80GB"
+ENTRIES = tuple(ProviderSettings(name=name, cro=Cro(model=of)) for name, of in (("a100", MODEL), ("h100", OTHER)))
+TWO = replace(SETTINGS, nodes=(replace(SETTINGS.nodes[0], devices_max=2),), capacity=ENTRIES)
+"""Of a node that has one Device there may be one more."""
 
 
 @pytest.mark.parametrize(("selector", "most"), [({}, None), ({"fabric": "rack-2"}, 4)])
@@ -22,5 +37,51 @@ def test_where_nobody_says_of_any_node_that_it_can_have_more_that_is_told_with_i
         rack.world = world(Settings(nodes=(replace(SETTINGS.nodes[0], selector=dict(selector), devices_max=most),)))
         with pytest.raises(RefusedError, match="add `devicesMax` to an entry of Settings `nodes` whose `selector`"):
             await rack.provider().offers()
+
+    rack.run(scenario())
+
+
+def test_two_products_that_are_ordered_of_one_node_at_once_have_its_places_together() -> None:
+    rack = Rack()
+
+    async def scenario() -> None:
+        rack.world, rack.cro.pool[OTHER] = world(TWO), 3
+        seen: list[Told] = []
+        clock = asyncio.get_running_loop().time
+        both = Supplies(rack.server, ("engines", "home", "pilotlight"), lambda: rack.world, seen.extend, clock)
+        task = asyncio.create_task(both.run())
+        await asyncio.sleep(1.0)
+        offered = [one for told in seen if isinstance(told, OffersSeen) for one in told.offers]
+        assert [(one.provider, one.devices_max) for one in offered] == [("a100", 1), ("h100", 1)]
+        for one in offered:
+            both.acquire(order(one))
+        await asyncio.sleep(60.0)
+        assert len(rack.cro.gave) == 1
+        (refused,) = [one for one in seen if isinstance(one, LeaseRefused)]
+        assert refused.reason == f"node {NODE} has no place for 1 more"
+        listed = {one.provider: one.leases for one in seen if isinstance(one, LeasesSeen)}
+        assert [len(listed[one.name]) for one in ENTRIES if one.name != refused.id.provider] == [1]
+        task.cancel()
+
+    rack.run(scenario())
+
+
+def test_what_another_product_was_ordered_of_a_node_counts_though_it_is_not_at_hand_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rack = Rack()
+
+    async def scenario() -> None:
+        rack.world, turns = world(TWO), Turns()
+        one, other = (
+            CroFabric(name, of, rack.server, lambda: rack.world, turns=turns)
+            for name, of in (("a100", MODEL), ("h100", OTHER))
+        )
+        made = [order((await each.offers())[0]) for each in (one, other)]
+        old_at_hand(rack, monkeypatch)
+        await one.acquire(made[0])
+        with pytest.raises(RefusedError, match="no place for 1 more"):
+            await other.acquire(made[1])
+        assert len([path for path in rack.server.objects if path.startswith(REQUESTS)]) == 1
 
     rack.run(scenario())

@@ -70,7 +70,7 @@ IMPURE = frozenset(
         *("autoscaler/capacity/" + name for name in ("fabric_cro", "fabric_redfish", "kueue", "nodegroups", "nodes")),
         *("autoscaler/capacity/" + name for name in ("delaying", "growing", "guarding", "provisioning", "publishing")),
         *("autoscaler/capacity/" + name for name in ("remembering", "supplying")),
-        *("autoscaler/capacity/" + name for name in ("together", "upkeep", "using")),
+        *("autoscaler/capacity/" + name for name in ("together", "turns", "upkeep", "using")),
         *("autoscaler/capacity/redfish_" + room for room in ("bay", "cluster", "http", "reading")),
         "autoscaler/engines/installed",
         "autoscaler/merge",

@@ -25,6 +25,7 @@ from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES, Note, Request, Resource
 from autoscaler.capacity.server import CONFLICT, NOT_FOUND, REFUSALS, AnswerError, Object, Server, refuse
 from autoscaler.capacity.together import together
+from autoscaler.capacity.turns import Turns
 from autoscaler.capacity.using import in_use
 from autoscaler.groups import most
 from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
@@ -71,13 +72,17 @@ class _Seen(NamedTuple):
 
 
 class CroFabric:
-    """See Provider. `name`: of the provider; `model`: the operator's word for the GPUs. `world` gives it as it is."""
+    """See Provider. `name`: of the provider; `model`: the operator's word for the GPUs. `world` gives it as it is;
+    `turns`: of all that attach to the same nodes.
+    """
 
-    def __init__(
-        self, name: str, model: str, server: Server, world: Callable[[], World], expected_s: float | None = None
-    ) -> None:
+    def __init__(  # noqa: PLR0917  who, of what, at whom, knowing what, beside whom
+        self, name: str, model: str, server: Server, world: Callable[[], World], expected_s: float | None = None,
+        turns: Turns | None = None,
+    ) -> None:  # fmt: skip
         self._name, self._model, self._server, self._world = name, model, server, world
         self._expected_s = EXPECTED_S if expected_s is None else expected_s
+        self._turns = turns or Turns()
 
     # --- Provider -----------------------------------------------------------------------------------------------------
 
@@ -95,10 +100,11 @@ class CroFabric:
         return tuple(sorted(found, key=lambda one: -one.devices_max)[:OFFERS_MAX])
 
     async def acquire(self, order: AcquireOrder) -> None:
-        """See Provider."""
+        """See Provider. What another provider ordered there is not at hand yet, it may be: the newest tells."""
         try:
-            if not await self._at_once(order):
-                await _again(lambda: self._acquire(order))
+            async with self._turns.at(order.offer.node, self._name) as alone:
+                if not (alone and await self._at_once(order)):
+                    await _again(lambda: self._acquire(order))
         except AnswerError as error:
             refuse(error)
 
