@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from autoscaler.foretold import Coming, may_come
 from autoscaler.packing import Choice
 from autoscaler.rulings import tolerated
 from autoscaler.stock import Flags
@@ -33,6 +34,10 @@ class Admitting:
         self._labels: dict[str, tuple[dict[str, int], Ints]] = {}
         """Label -> number of each value, and which one each lane has."""
         self._known: Flags = np.array([one.labels_known for one in slices], bool)
+        coming = [one.labels_coming for one in slices]
+        self._coming: dict[Coming, Flags] = {
+            what: np.array([one is what for one in coming], bool) for what in {*coming} - {Coming.NOTHING}
+        }
         taints: dict[tuple[Taint, ...], int] = {}
         self._tainted: Ints = np.array([taints.setdefault(one.taints, len(taints)) for one in slices], np.int64)
         self._taints = tuple(taints)
@@ -42,12 +47,20 @@ class Admitting:
         fits = np.array([tolerated(choice, one) for one in self._taints], bool)[self._tainted]
         for key, value in choice.selector:
             numbers, has = self._values(key)
-            fits &= (has == numbers.get(value, ABSENT - 1)) | ((has == ABSENT) & ~self._known)
+            fits &= (has == numbers.get(value, ABSENT - 1)) | ((has == ABSENT) & self._may_have(key))
         may: Flags = np.bincount(self._node_of[~fits], minlength=len(self._nodes)) == 0
         if choice.avoids:
             avoided = frozenset(choice.avoids)
             with_lanes = np.bincount(self._node_of, minlength=len(self._nodes)) > 0
             may &= ~(with_lanes & np.array([node in avoided for node in self._nodes], bool))
+        return may
+
+    def _may_have(self, key: str) -> Flags:
+        """[lanes]: though it is not told of them."""
+        may = ~self._known
+        for what, there in self._coming.items():
+            if may_come(key, what):
+                may |= there
         return may
 
     def _values(self, key: str) -> tuple[dict[str, int], Ints]:

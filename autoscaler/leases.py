@@ -71,7 +71,7 @@ class Offer(Said, frozen=True):
     shared: bool = False
     """Several Replicas may be on one Device, up to its memory."""
     labels: dict[str, str] = {}
-    """Of a node that is added."""
+    """Of a node that is there all that it has, if any is told; of one that is added those that are known ahead."""
     taints: tuple[Taint, ...] = ()
     bought: Bought = "on-demand"
     price_per_hour: float = 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from autoscaler.foretold import may_come
 from autoscaler.hosts import CORE, NOTHING, Beside, Host
 from autoscaler.joins import UNKNOWN, WORDS, Team, loose, sizes
 from autoscaler.lanes import Kind, Link, Room
@@ -26,7 +27,10 @@ TOLD_MAX = 3
 def admits(selector: Sequence[tuple[str, str]], slice_: Slice) -> bool:
     """Whether a Slice's node has these labels, as far as its labels are known."""
     labels, whole = slice_.labels, slice_.labels_known
-    return all(labels.get(key, None if whole else value) == value for key, value in selector)
+    return all(
+        labels[key] == value if key in labels else not whole or may_come(key, slice_.labels_coming)
+        for key, value in selector
+    )
 
 
 def tolerated(choice: Choice, taints: Sequence[Taint]) -> bool:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from autoscaler.alike import Answers, Got
 from autoscaler.contract import ReplicaId
+from autoscaler.foretold import Coming
 from autoscaler.leased import slices_of
 from autoscaler.leases import Lease, LeaseId, Offer
 from autoscaler.packer import pack
@@ -39,11 +40,14 @@ class Ground(NamedTuple):
 
 
 def virtual(world: World, offer: Offer, devices: Iterable[int], name: str) -> tuple[Slice, ...]:
-    """What so many Devices of an Offer are, by their numbers. On a node that is there they have its labels."""
+    """What so many Devices of an Offer are, by their numbers. On a node that is there they have its labels, and what
+    comes with its first Devices.
+    """
     node = NodeId(offer.node or name)
     known = next((one for one in world.slices.values() if offer.node and one.node == node), None)
     labels, taints = (offer.labels, offer.taints) if known is None else (known.labels, known.taints)
-    told = known.labels_known if known is not None else not offer.node
+    told = known.labels_known if known is not None else not offer.node or bool(offer.labels)
+    coming = Coming.NODE if not offer.node else Coming.DEVICES if known is None else Coming.NOTHING
     return tuple(
         Slice(
             id=SliceId(f"{name}/{number}/{part}"),
@@ -55,6 +59,7 @@ def virtual(world: World, offer: Offer, devices: Iterable[int], name: str) -> tu
             product=offer.product,
             labels=labels,
             labels_known=told,
+            labels_coming=coming,
             taints=taints,
         )
         for number in devices

@@ -23,6 +23,7 @@ from autoscaler.contract import (
     WeightsReport,
 )
 from autoscaler.cuttable import Cuttable, Intent
+from autoscaler.foretold import Coming
 from autoscaler.hosts import NOTHING, Beside, Host
 from autoscaler.images import NodeImages
 from autoscaler.lanes import Isolation
@@ -63,6 +64,8 @@ class Slice(Fact, frozen=True):
     labels: dict[str, str] = {}
     labels_known: bool = False
     """Those above are all that its node has; False: it may have others, too."""
+    labels_coming: Coming = Coming.NOTHING
+    """It is not there yet, and with this its node gets some more."""
     taints: tuple[Taint, ...] = ()
     """Of its node, but for those that every pod of ours tolerates."""
     closed: str = ""

@@ -43,7 +43,7 @@ ANY_SIZE: Final = dict.fromkeys(range(50, 1001, 50), 1.0)
 
 def _told(slice_: Slice) -> tuple[object, ...]:
     """What is known of its node."""
-    return slice_.labels, slice_.labels_known, slice_.taints
+    return slice_.labels, slice_.labels_known, slice_.labels_coming, slice_.taints
 
 
 def _can_be(slice_: Slice) -> bool:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.admitting import KEYS_MAX, Admitting
+from autoscaler.foretold import Coming
 from autoscaler.packing import Choice
 from autoscaler.podspec import Toleration
 from autoscaler.rulings import admits, barred
@@ -16,14 +17,14 @@ from tests.kit.worlds import device
 
 NODES = tuple(NodeId(f"n{n}") for n in range(4))
 VALUES = st.sampled_from(("a", "b", ""))
-LABELS = st.dictionaries(st.sampled_from(("zone", "disk")), VALUES)
+LABELS = st.dictionaries(st.sampled_from(("zone", "disk", "kubernetes.io/os", "nvidia.com/gpu.count")), VALUES)
 TAINTS = st.lists(st.builds(Taint, st.sampled_from(("lab", "x")), VALUES, st.just("NoSchedule")), max_size=2)
 SLICES = st.lists(
     st.builds(
-        lambda node, labels, known, taints: device(
-            node=node, labels=labels, labels_known=known, taints=tuple(taints)
+        lambda node, labels, known, coming, taints: device(
+            node=node, labels=labels, labels_known=known, labels_coming=coming, taints=tuple(taints)
         ),
-        st.sampled_from(NODES[:3]), LABELS, st.booleans(), TAINTS,
+        st.sampled_from(NODES[:3]), LABELS, st.booleans(), st.sampled_from(Coming), TAINTS,
     ),
     max_size=8,
 )  # fmt: skip

@@ -1,0 +1,118 @@
+"""Labels that nobody can tell ahead: who has a selector is ordered for where it may be met, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.actions import AcquireLease
+from autoscaler.capacity.fabric_cro import NODES, CroFabric
+from autoscaler.foretold import MAKERS, Coming, may_come
+from autoscaler.leases import Offer
+from autoscaler.plan import plan
+from autoscaler.podspec import Pod
+from autoscaler.slicing.vendors import RESOURCES, VENDORS
+from autoscaler.world import World
+from tests.kit import cro_rack
+from tests.kit.offered import acted, cloud, offer, offered, orders, surge, waits
+from tests.kit.worlds import T0, device, model
+
+HOST = "kubernetes.io/hostname"
+NODE = {HOST: "w1", "kubernetes.io/os": "linux"}
+"""All labels of a node without GPUs."""
+
+
+def choosy(*offers: Offer, **selector: str) -> World:
+    """Calls wait for a Model with that selector; the one node that is there has no GPU that would do."""
+    of = model("a", 16, slots=1, pod=Pod(node_selector=selector))
+    there = device("cpu", 1, "w0", product="A100", labels={"kubernetes.io/os": "linux"}, labels_known=True)
+    begin = replace(surge(), models={of.name: of}, slices={there.id: there})
+    return offered(begin, *offers)
+
+
+def chosen(at: World) -> list[str]:
+    """The names of the Offers that are ordered; `refused`: none is, and its Calls are told at once."""
+    made = plan(at, T0)
+    refused = [one for one in made.unmet if one.never]
+    return ["refused"] if refused else [one.order.offer.name for one in made.actions if isinstance(one, AcquireLease)]
+
+
+def test_gpus_are_attached_to_no_node_without_the_label_that_is_chosen_by() -> None:
+    """None is seen there before its first one comes: the Offer tells all labels that it has."""
+    bare = offer(name="w1", node="w1", labels=NODE, price_per_hour=0.5)
+    right = offer(name="w2", node="w2", labels={**NODE, HOST: "w2", "team": "x"})
+    assert chosen(choosy(bare, right, team="x")) == ["w2"]
+    assert chosen(choosy(bare, team="x")) == ["refused"]
+    assert chosen(choosy(bare, right, **{HOST: "w1"})) == ["w1"]
+    assert chosen(choosy(bare, right, **{"kubernetes.io/os": "windows"})) == ["refused"]
+    assert chosen(choosy(bare, right, **{"topology.kubernetes.io/zone": "z"})) == ["refused"], "it would have it by now"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["nvidia.com/gpu.product", "amd.com/gpu.vram", "beta.amd.com/gpu.family", "gpu.intel.com/product",
+     "feature.node.kubernetes.io/pci-10de.present"],
+)  # fmt: skip
+def test_what_discovery_tells_of_gpus_comes_with_the_first(key: str) -> None:
+    assert chosen(choosy(offer(labels=NODE), **{key: "true"})) == ["w1"]
+    known = choosy(offer(labels=NODE), **{key: "true"})
+    own = device("w1g", 1, "w1", product="A100", labels=NODE, labels_known=True)
+    assert chosen(replace(known, slices={**known.slices, own.id: own})) == ["refused"], "a GPU of its own tells"
+
+
+def test_where_a_provider_tells_no_labels_of_its_nodes_all_may_be() -> None:
+    assert chosen(choosy(offer(), team="x")) == ["w1"]
+
+
+def test_the_operators_fabric_attaches_to_the_node_that_has_the_label() -> None:
+    rack = cro_rack.Rack()
+    rack.world = World(epoch=1, settings=cro_rack.SETTINGS)
+    seen: list[Offer] = []
+
+    async def act() -> None:
+        for name, more in (("w1", {}), ("w2", {"team": "x"})):
+            there = cro_rack.node(name)
+            there["metadata"]["labels"] = {HOST: name, **more}
+            rack.server.put(f"{NODES}/{name}", there)
+        seen.extend(await CroFabric("rack", cro_rack.MODEL, rack.server, lambda: rack.world).offers())
+
+    rack.run(act())
+    assert [one.node for one in seen] == ["w1", "w2"]
+    assert chosen(choosy(*seen, team="x")) == ["w2"]
+    assert chosen(choosy(seen[0], team="x")) == ["refused"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["kubernetes.io/os", "kubernetes.io/arch", "topology.kubernetes.io/region", "topology.kubernetes.io/zone",
+     "nvidia.com/gpu.present"],
+)  # fmt: skip
+def test_what_nearly_every_node_has_keeps_no_node_from_being_added(key: str) -> None:
+    assert chosen(choosy(cloud(labels={"pool": "t4"}), **{key: "x"})) == ["g4"]
+    assert chosen(choosy(cloud(labels={"pool": "t4", key: "x"}), **{key: "x"})) == ["g4"]
+    assert chosen(choosy(cloud(labels={"pool": "t4", key: "y"}), **{key: "x"})) == ["refused"], "it is known"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["team", "lab.example/team", HOST, "nvidia.com/gpu.product", "node.kubernetes.io/instance-type",
+     "karpenter.sh/nodepool", "cloud.google.com/gke-accelerator", "kubernetes.io/os.example/x"],
+)  # fmt: skip
+def test_a_kind_of_node_that_is_not_told_is_not_bought_in_the_hope_that_it_is_that(key: str) -> None:
+    pool, other = cloud(labels={"pool": "t4"}), cloud("a", labels={"pool": "l4", key: "x"}, price_per_hour=9.0)
+    assert chosen(choosy(pool, **{key: "x"})) == ["refused"]
+    assert chosen(choosy(pool, other, **{key: "x"})) == ["a"]
+
+
+def test_who_may_have_room_on_what_is_on_its_way_waits_for_that() -> None:
+    begin = choosy(cloud(labels={"pool": "t4"}), **{"kubernetes.io/os": "linux"})
+    at, done = acted(begin)
+    assert orders(done) == [("cloud", 1)]
+    assert [one.lease is not None for one in plan(waits(at, T0 + 10), T0 + 10).unmet] == [True]
+
+
+def test_every_maker_whose_devices_are_known_has_a_domain() -> None:
+    said = {*RESOURCES, *(one.product_label for one in VENDORS), *(one.count_label for one in VENDORS)}
+    assert all(may_come(key, Coming.DEVICES) for key in said if key)
+    assert not any(may_come(f"x{one}/y", Coming.DEVICES) for one in MAKERS)
+    assert not any(may_come(key, Coming.NOTHING) for key in said)
