@@ -17,7 +17,7 @@ from autoscaler.contract import ModelName
 from autoscaler.cut_sites import possible
 from autoscaler.model import Model
 from autoscaler.packing import Force, Want
-from autoscaler.remaining import barred
+from autoscaler.remaining import barred, heard
 from autoscaler.shelves import empty_shelves, want_of
 from autoscaler.tryout import to_come
 from autoscaler.wholes import rejoined
@@ -51,14 +51,21 @@ class Fitting:
 def some_day(world: World, now_s: float) -> Callable[[ModelName], bool]:
     """Whether a Model that fits on no Device that is there fits on what could come, comes, or was here and goes, beside
     what its nodes have: then it is not refused, though all of that is another's now. What is left alone since it did
-    not come is no hope: its Calls are told at once.
+    not come is no hope, nor is what a provider could bring that is away: its Calls are told at once. What was ordered
+    of that one may still come.
     """
     capacity = world.capacity
+    answering = {provider for provider in capacity.providers if heard(capacity, provider, now_s)}
     open_ = {
         provider: tuple(one for one in offers if barred(capacity, one.id, now_s) is None)
         for provider, offers in capacity.offers.items()
+        if provider in answering
     }
-    leases = {id: one for id, one in capacity.leases.items() if one.here_s is not None or not one.leaving}
+    leases = {
+        id: one
+        for id, one in capacity.leases.items()
+        if not one.leaving or (one.here_s is not None and id.provider in answering)
+    }
     added = to_come(replace(world, capacity=replace(capacity, offers=open_, leases=leases)))
     nodes = {one.node for one in added}
     there = {id: one for id, one in world.slices.items() if one.node in nodes}

@@ -7,11 +7,13 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.fitting import misfits
-from autoscaler.leases import LeaseRefused
+from autoscaler.leases import LeaseRefused, ProvidersSeen, ProviderTroubled
 from autoscaler.model import Gpu
 from autoscaler.observations import Reported
 from autoscaler.plan import plan
-from tests.kit.offered import A, acted, cloud, offer, orders, surge, told
+from autoscaler.remaining import SILENT_S
+from autoscaler.world import World
+from tests.kit.offered import A, acted, cloud, offer, offered, orders, quiet, shown, surge, told, waits
 from tests.kit.worlds import GI, T0, gateway, level, model
 
 LONE = offer(devices_max=1, shared=False)
@@ -69,3 +71,42 @@ def test_a_part_of_a_device_is_no_device_for_who_needs_all_of_one() -> None:
     made = plan(begin, T0)
     assert (orders(made.actions), made.unmet[0].never) == ([], True)
     assert orders(plan(replace(surge(part), models={whole.name: model("a", 8, high=4, slots=1)}), T0).actions)
+
+
+def away(at: World, now_s: float) -> World:
+    """Its Calls wait, and its provider gives no answer by then."""
+    return told(waits(at, now_s), ProviderTroubled(provider="rack", says="gives no answer", listing=True), now_s=now_s)
+
+
+def test_what_a_provider_offered_before_it_was_away_is_no_hope() -> None:
+    """Whoever leads says the same: one who began meanwhile has heard no Offer at all."""
+    for later_s in (SILENT_S - 1, SILENT_S, 3600.0):
+        old = plan(away(surge(LONE), T0 + later_s), T0 + later_s)
+        assert ([one.never for one in old.unmet], bool(orders(old.actions))) == (
+            [later_s >= SILENT_S],
+            later_s < SILENT_S,
+        )
+    begun = told(replace(surge(), leading_since_s=T0 + 900), ProvidersSeen(providers=("rack",)), now_s=T0 + 900)
+    assert [one.never for one in plan(away(begun, T0 + 1000), T0 + 1000).unmet] == [True]
+
+
+def test_when_it_answers_again_it_is_ordered_of_again() -> None:
+    at = away(surge(LONE), T0 + 1000)
+    assert [one.never for one in plan(at, T0 + 1000).unmet] == [True]
+    at = offered(waits(quiet(at, T0 + 1001), T0 + 1100), LONE, now_s=T0 + 1100)
+    made = plan(at, T0 + 1100)
+    assert orders(made.actions) == [("rack", 1)]
+    assert [(one.never, one.ready_s is not None) for one in made.unmet] == [(False, True)]
+
+
+def test_what_was_ordered_of_who_is_away_may_still_come_and_what_goes_back_to_it_may_not() -> None:
+    """Nobody can have it of him before he answers."""
+    slow = replace(LONE, expected_s=2000.0)
+    at, _ = acted(surge(slow))
+    at = shown(at, T0 + 5)
+    (lease,) = at.capacity.leases.values()
+    at = away(at, T0 + 1000)
+    assert [(one.never, one.lease) for one in plan(at, T0 + 1000).unmet] == [(False, lease.id)]
+    leases = {lease.id: replace(lease, here_s=T0 + 10, release_s=T0 + 11)}
+    at = replace(at, capacity=replace(at.capacity, leases=leases))
+    assert [one.never for one in plan(at, T0 + 1000).unmet] == [True]
