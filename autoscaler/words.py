@@ -8,13 +8,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+_GROUPS = r"[0-9a-f]{1,4}(?::[0-9a-f]{1,4}){0,6}"
 _ADDRESS = re.compile(
-    r"""[a-z][a-z0-9+.-]*://[^\s"'<>]+            # a URL
-    | (?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?(?![\w.]*\d)  # IPv4
-    | \[[0-9a-f:.%]*:[0-9a-z:.%]*\](?::\d+)?    # IPv6, as it stands before a port
+    rf"""[a-z][a-z0-9+.-]{{0,30}}://[^\s"'<>]+       # a URL
+    | (?<![\w.])(?:\d{{1,3}}\.){{3}}\d{{1,3}}(?::\d+)?(?![\w.]*\d)  # IPv4
+    | \[[0-9a-f]*:[0-9a-z:.%]*\](?::\d+)?       # IPv6, as it stands before a port
+    | (?<![\w.])(?:{_GROUPS}::(?:{_GROUPS})?|::{_GROUPS}|(?:[0-9a-f]{{1,4}}:){{7,8}}[0-9a-f]{{1,4}})
+      (?:\.\d{{1,3}}){{0,3}}(?:%\w+)?(?![\w])      # IPv6 by itself: with ::, or all eight groups
+    | (?<=\blookup\ )[\w-]+(?:\.[\w-]+)+(?::\d+)?  # a host that has no address
     | (?<![\w.-])[a-z0-9-]+(?:\.[a-z0-9-]+)+:\d+  # a host and its port""",
     re.IGNORECASE | re.VERBOSE,
 )
+_VALID_FOR = re.compile(r"(?<=certificate is valid for )[^\s,]+(?:, (?:not )?[^\s,]+)*")
+"""Hosts that a certificate names, and the one that it does not."""
+_HOST = re.compile(r"(?<![\w.*-])[\w*-]+(?:\.[\w-]+)+")
+"""None of these takes longer than by the length of a text, whatever is in it."""
 
 
 def seconds(duration_s: float) -> str:
@@ -38,8 +46,11 @@ def size(size_bytes: int) -> str:
 
 
 def unaddressed(text: str) -> str:
-    """What others say, with `(address)` in the place of each URL, IP address, and host with a port."""
-    return _ADDRESS.sub("(address)", text)
+    """What others say, with `(address)` in the place of each URL, IP address, host with a port, and host that a lookup
+    did not find or a certificate is not for.
+    """
+    named = _VALID_FOR.sub(lambda found: _HOST.sub("(address)", found[0]), text)
+    return _ADDRESS.sub("(address)", named)
 
 
 def counted(count: int, noun: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 import pytest
 
 from autoscaler.capacity.base import RefusedError
@@ -19,6 +21,22 @@ from autoscaler.words import unaddressed
         ("from 192.168.1.20, again", "from (address), again"),
         ("dial tcp [fd00::1]:443: i/o timeout", "dial tcp (address): i/o timeout"),
         ("lookup webhook.cro-system.svc:443 failed", "lookup (address) failed"),
+        ("no route to host fd00:10::5", "no route to host (address)"),
+        ("from fe80::1%eth0: reset, ::ffff:10.0.0.1 too", "from (address): reset, (address) too"),
+        ("2001:db8:0:1:2:3:4:5 (or 2001:db8::/32), ::1.", "(address) (or (address)/32), (address)."),
+        (
+            'Post "https://fm.rack.example/x": dial tcp: lookup fm.rack.example on 10.96.0.10:53: no such host',
+            'Post "(address)": dial tcp: lookup (address) on (address): no such host',
+        ),
+        (
+            "x509: certificate is valid for 2001:db8::17, 192.0.2.1, *.lab.example, not fm.rack.example: gpu.count=1",
+            "x509: certificate is valid for (address), (address), (address), not (address): gpu.count=1",
+        ),
+        ("the lookup of gpu.count, not gpu.model, failed", "the lookup of gpu.count, not gpu.model, failed"),
+        ("GPU 0000:18:00.0 (00000000:18:00.0) of a:b", "GPU 0000:18:00.0 (00000000:18:00.0) of a:b"),
+        ("image a@sha256:0123456789abcdef0123", "image a@sha256:0123456789abcdef0123"),
+        ("8c7f0a5e-1d2b-4c3d-9e8f-001122334455", "8c7f0a5e-1d2b-4c3d-9e8f-001122334455"),
+        ("std::bad_alloc of node::gpu :: 2026-11-27T12:30:45Z", "std::bad_alloc of node::gpu :: 2026-11-27T12:30:45Z"),
         ("there is no free device in the fabric", "there is no free device in the fabric"),
         ("pods 3.5.2 of GPU-1234-ab are at 12:30:45", "pods 3.5.2 of GPU-1234-ab are at 12:30:45"),
         (
@@ -29,6 +47,18 @@ from autoscaler.words import unaddressed
 )
 def test_an_address_is_taken_out_and_all_else_stays(said: str, told: str) -> None:
     assert unaddressed(said) == told
+
+
+@pytest.mark.parametrize(
+    "piece", ["a", "a+", "a:", "a.", "[:", ":", "::", "1.", "f:f:f:f:f:f:f:x", "0::", "lookup a.", "a.b, not "]
+)
+def test_a_long_text_takes_no_longer_than_by_its_length(piece: str) -> None:
+    """However it was made: a second, or minutes where the time grew by the square."""
+    long = piece * (150_000 // len(piece))
+    began_s = process_time()
+    for text in (long, f"[{long}", f"lookup {long}x", f"certificate is valid for {long}"):
+        unaddressed(text)
+    assert process_time() - began_s < 10.0
 
 
 def test_what_an_api_server_says_is_told_so() -> None:
