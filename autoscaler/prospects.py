@@ -13,6 +13,7 @@ from math import inf
 from autoscaler.ahead import floor
 from autoscaler.contract import ModelName
 from autoscaler.delivery import NO_LEARNT, Expected, expected
+from autoscaler.foretold import Coming, may_come
 from autoscaler.leases import Capacity, Lease, Offer
 from autoscaler.packing import Want
 from autoscaler.taints import repels
@@ -58,8 +59,15 @@ def suits(want: Want, offer: Offer, there: int) -> bool:
     """Whether nothing that is told of an Offer keeps a Want away. `there`: Devices that its node has now."""
     fits = want.memory_bytes - want.spare_bytes <= offer.memory_bytes // offer.parts
     enough = want.devices <= offer.devices_max + there and want.kind.rank(offer.product) is not None
-    labelled = all(offer.labels.get(key, value) == value for key, value in want.selector)
-    return fits and enough and labelled and repels(offer.taints, want.tolerations) is None
+    return fits and enough and _labelled(want, offer) and repels(offer.taints, want.tolerations) is None
+
+
+def _labelled(want: Want, offer: Offer) -> bool:
+    labels, coming = offer.labels, Coming.DEVICES if offer.node else Coming.NODE
+    untold = bool(offer.node) and not labels
+    return all(
+        labels[key] == value if key in labels else untold or may_come(key, coming) for key, value in want.selector
+    )
 
 
 def left_s(capacity: Capacity, lease: Lease, now_s: float) -> float:
