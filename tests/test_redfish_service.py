@@ -8,9 +8,12 @@ from msgspec.structs import replace
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_redfish import RedfishFabric
 from autoscaler.capacity.redfish_bay import NOTHING_S
-from autoscaler.capacity.redfish_http import NoAnswerError
+from autoscaler.capacity.redfish_documents import Mark
+from autoscaler.capacity.redfish_http import NoAnswerError, StatusError
+from autoscaler.capacity.redfish_reading import Reading
+from autoscaler.contract import ModelName
 from tests.contracts.provider import order, release
-from tests.kit.fake_redfish import A100, PASSWORD, SYSTEMS, TOKEN, FakeFabric
+from tests.kit.fake_redfish import A100, BLOCKS, PASSWORD, SYSTEMS, TOKEN, FakeFabric
 from tests.kit.offered import offer
 from tests.kit.redfish_rig import FabricRig
 from tests.test_redfish_faults import nothing, ordered, phase, play, until
@@ -158,3 +161,41 @@ def test_two_clusters_that_share_a_fabric_and_name_it_apart_leave_each_others_gp
         assert not rig.fabric.attached("2")
 
     play(act)
+
+
+@pytest.mark.parametrize("etags", [True, False], ids=["with ETags", "without"])
+def test_a_mark_is_not_written_over_anothers_where_the_collection_tells_no_etags(*, etags: bool) -> None:
+    """Another installation has marked the block since it was read."""
+
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        del provider
+        reading = Reading(rig.service(rig.logins), rig.systems, rig.name)
+        first, second = (f"{BLOCKS}/Gpu-{one}" for one in (1, 2))
+        blocks = (await reading.read()).blocks
+        block, mark = rig.fabric.blocks["Gpu-1"], Mark("lease", ModelName("m"), 1, 1, "w1", rig.name)
+        block.client, block.version = "somebody else's", block.version + 1
+        try:
+            with pytest.raises(StatusError, match="412"):
+                await reading.keep(blocks[first], mark)
+            await reading.keep(blocks[second], mark)
+        finally:
+            await reading.service.close()
+        assert (block.client, rig.fabric.blocks["Gpu-2"].client) == ("somebody else's", mark.text())
+
+    play(act, FakeFabric(members_tagged=False, etags=etags))
+
+
+@pytest.mark.parametrize("members_tagged", [True, False], ids=["of members", "of documents alone"])
+def test_an_etag_is_asked_for_only_where_the_collection_tells_none_and_each_change_has_one(
+    *, members_tagged: bool
+) -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        made = await ordered(provider)
+        await until(provider, phase("here"))
+        looks = [one.path for one in rig.fabric.asked if one.method == "GET" and one.path.startswith(f"{BLOCKS}/")]
+        assert len(looks) == (0 if members_tagged else 1)
+        await provider.release(release(made))
+        await until(provider, nothing)
+        assert not rig.fabric.attached("1")
+
+    play(act, FakeFabric(members_tagged=members_tagged, guarded=True))

@@ -76,7 +76,8 @@ class Reading:
         """Marks a block; None: it is nobody's. StatusError 412: it is another by now."""
         text = "" if mark is None else mark.text()
         if block.free_for is not None:
-            await self.service.patch(block.path, {"Client": text or None}, block.etag)
+            etag = block.etag or await self._etag(block)
+            await self.service.patch(block.path, {"Client": text or None}, etag)
         elif self._notes is not None:
             noted = await self._notes.read()
             kept = {path: one for path, one in noted.marks.items() if path != block.path}
@@ -114,6 +115,15 @@ class Reading:
     async def _block(self, path: str) -> Block:
         answer = await self.service.get(path)
         return redfish_documents.block(answer.body, answer.etag)
+
+    async def _etag(self, block: Block) -> str:
+        """Of one that was read without: in a collection there may be none where the document alone has one. Where that
+        has none, either, this look is all that keeps a Mark of somebody else's from being written over.
+        """
+        now = await self._block(block.path)
+        if now.free_for != block.free_for:
+            raise StatusError(412, "it is another's by now")
+        return now.etag
 
     async def _where(self) -> _Places:
         if self._places is None:

@@ -65,6 +65,10 @@ class FakeFabric:
     keeps: bool = True
     """Blocks have a `Client`."""
     etags: bool = True
+    members_tagged: bool = True
+    """Blocks of the whole collection have their ETags, too; else only a block alone has one, in its head."""
+    guarded: bool = False
+    """What does not say which ETag it changes is refused (428)."""
     tasks: bool = True
     """202 and a monitor; else the answer comes when the operation is over."""
     expands: bool = True
@@ -204,6 +208,8 @@ class FakeFabric:
             return _doc({"ResourceBlocks": _at(BLOCKS)})
         if path == BLOCKS:
             members = [self._block(one) if expanded else _at(f"{BLOCKS}/{one}") for one in self.blocks]
+            for member in () if self.members_tagged else members:
+                member.pop("@odata.etag", None)
             return _doc({"Members": members})
         if path.startswith(f"{BLOCKS}/") and name in self.blocks:
             return self._tagged(self._block(name))
@@ -266,6 +272,8 @@ class FakeFabric:
         tag = self._get(path, expanded=False).headers.get("ETag")
         if tag is not None and request.headers.get("If-Match", tag) != tag:
             return _no(412, "PreconditionFailed")
+        if self.guarded and "If-Match" not in request.headers:
+            return _no(428, "PreconditionRequired")
         if path.startswith(f"{BLOCKS}/") and name in self.blocks:
             answer: web.StreamResponse = self._mark(name, body)
         elif path.startswith(f"{SYSTEMS}/") and name in self.versions:
