@@ -39,6 +39,26 @@ def test_a_block_is_read_with_and_without_a_place_for_names() -> None:
 
 
 @pytest.mark.parametrize(
+    ("told", "place"),
+    [
+        ("/redfish/v1/Tasks/1/", "/redfish/v1/Tasks/1"),
+        ("https://rack-1.internal:443/redfish/v1/Tasks/1?of=us#now", "/redfish/v1/Tasks/1?of=us"),
+        ("HTTP://rack-1/redfish/v1/Tasks/1", "/redfish/v1/Tasks/1"),
+        ("//rack-1/redfish/v1/Tasks/1", "/redfish/v1/Tasks/1"),
+        ("/redfish/v1/Tasks/1?of=\udce4", ""),
+        ("https://rack-1.internal/Tasks/1", ""),
+        ("https://rack-1.internal/redfish/v1/../../Tasks", ""),
+        ("https://[rack/redfish/v1/Tasks/1", "/redfish/v1/Tasks/1"),
+        ("https://rack-1.internal?at=/redfish/v1/Tasks/1", ""),
+        ("redfish/v1/Tasks/1", ""),
+        ("", ""),
+    ],
+)
+def test_of_a_location_only_the_path_and_query_count(told: str, place: str) -> None:
+    assert documents.place_of(told) == place
+
+
+@pytest.mark.parametrize(
     "told",
     [
         {"Status": {"State": "Absent"}},

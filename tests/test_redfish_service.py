@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 
@@ -15,7 +17,7 @@ from autoscaler.contract import ModelName
 from tests.contracts.provider import order, release
 from tests.kit.fake_redfish import A100, BLOCKS, PASSWORD, SYSTEMS, TOKEN, FakeFabric
 from tests.kit.offered import offer
-from tests.kit.redfish_rig import FabricRig
+from tests.kit.redfish_rig import TURN_S, FabricRig
 from tests.test_redfish_faults import nothing, ordered, phase, play, until
 
 
@@ -199,3 +201,36 @@ def test_an_etag_is_asked_for_only_where_the_collection_tells_none_and_each_chan
         assert not rig.fabric.attached("1")
 
     play(act, FakeFabric(members_tagged=members_tagged, guarded=True))
+
+
+@pytest.mark.parametrize("named", ["https://rack-1.internal:443", "https://[rack", "another that listens"])
+def test_by_whatever_name_a_service_calls_its_tasks_and_sessions_they_are_asked_of_it_and_of_no_other(
+    named: str,
+) -> None:
+    other = FakeFabric()
+
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        async with other.serving():
+            rig.fabric.named = named if "/" in named else other.url
+            await ordered(provider)
+            while rig.now_s < 2.0:
+                await asyncio.sleep(TURN_S)
+            rig.fabric.finish()
+            await until(provider, phase("here"))
+            assert len(rig.fabric.patches(SYSTEMS)) == 1, "its task was followed"
+            await provider.close()
+            assert not rig.fabric.sessions
+            assert not other.asked
+
+    play(act, FakeFabric(hold=True))
+
+
+def test_a_task_and_a_session_without_a_place_are_no_error_and_what_there_is_tells() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        await ordered(provider)
+        while len(rig.fabric.patches(SYSTEMS)) < 2:
+            await asyncio.sleep(TURN_S)
+        rig.fabric.finish()
+        await until(provider, phase("here"))
+
+    play(act, FakeFabric(hold=True, named="https://[rack/elsewhere"))

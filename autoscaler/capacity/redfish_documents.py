@@ -21,6 +21,7 @@ MEMBERS_MAX = 1024
 """Of one collection, or of one list of links."""
 MARK_CHARACTERS_MAX = 1024
 _PATH = re.compile(r"/redfish/v1(/[A-Za-z0-9_~@:+()-][A-Za-z0-9._~@:+()%-]*)*/?")
+_PLACE = re.compile(r"(?i:https?:)?(?://[^/?#]*)?(/[^?#]*)(\?[!-\"$-~]*)?(?:#.*)?")
 _PRODUCT = re.compile(r"[^A-Za-z0-9._-]+")
 _BARE = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _MIB = 1 << 20
@@ -176,6 +177,17 @@ def path_of(told: str) -> str:
     if len(told) > PATH_CHARACTERS_MAX or not _PATH.fullmatch(told):
         raise DocumentError("expected a path below /redfish/v1")
     return told.rstrip("/")
+
+
+def place_of(told: str) -> str:
+    """Of a Location the path and query; empty: it has none. Whom it names does not matter: a service goes by more names
+    than the one that it is asked by, and no other is asked.
+    """
+    found = _PLACE.fullmatch(told)
+    try:
+        return path_of(found[1]) + (found[2] or "") if found else ""
+    except DocumentError:
+        return ""
 
 
 def paths_of(links: list[_Link]) -> tuple[str, ...]:

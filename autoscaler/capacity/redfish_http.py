@@ -14,12 +14,11 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
-from autoscaler.capacity.redfish_documents import ROOT, DocumentError, link, path_of, task
+from autoscaler.capacity.redfish_documents import ROOT, link, place_of, task
 
 CONNECT_S_MAX = 5.0
 READ_S_MAX = 15.0
@@ -173,7 +172,7 @@ class Service:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise await self._unanswered(error) from None
         if token and status < 300:
-            self._own = self._inside(place)
+            self._own = place_of(place)
             return {"X-Auth-Token": token}
         if status in {400, _UNAUTHORIZED, 403}:
             raise StatusError(status, "its Secret's user and password are not taken")
@@ -221,19 +220,11 @@ class Service:
             raise NoAnswerError(f"it answers {status}")
         if status >= 300:
             raise StatusError(status, _word(body))
-        place = self._inside(response.headers.get("Location", ""))
+        place = place_of(response.headers.get("Location", ""))
         going_on = place or (link(body) if body else "") if status == _ACCEPTED else ""
         if status == _ACCEPTED and not going_on and response.method != "GET":
             raise NoAnswerError("it does not say which task goes on")
         return Answer(status, body, response.headers.get("ETag", ""), going_on, _after_s(response))
-
-    def _inside(self, place: str) -> str:
-        """The path of a place that is the service's; empty: it is none."""
-        parts = urlsplit(place)
-        same = not parts.netloc or f"{parts.scheme}://{parts.netloc}" == self._origin
-        with contextlib.suppress(DocumentError):
-            return path_of(parts.path) if place and same else ""
-        return ""
 
 
 def pause_s(took_s: float) -> float:

@@ -74,6 +74,8 @@ class FakeFabric:
     expands: bool = True
     login: str = "session"
     """Or basic, or none."""
+    named: str = ""
+    """What the places of its tasks and sessions begin with; empty: what it is asked by, and nothing."""
     hold: bool = False
     takes_s: float = 0.0
     early: bool = False
@@ -191,7 +193,8 @@ class FakeFabric:
             return _no(401, "ResourceAtUriUnauthorized")
         place = f"{V1}/SessionService/Sessions/{len(self.asked)}"
         self.sessions.add(place)
-        return web.json_response({}, status=201, headers={"X-Auth-Token": f"{TOKEN}{place}", "Location": place})
+        told = {"X-Auth-Token": f"{TOKEN}{place}", "Location": f"{self.named}{place}"}
+        return web.json_response({}, status=201, headers=told)
 
     def _may(self, request: web.Request) -> bool:
         if self.login == "session":
@@ -319,7 +322,7 @@ class FakeFabric:
         if self.early:
             return web.Response(status=204)
         if self.tasks and not going.over.is_set():
-            place = f"{self.url}{V1}/Tasks/{len(self.going) - 1}"
+            place = f"{self.named or self.url}{V1}/Tasks/{len(self.going) - 1}"
             return web.json_response({}, status=202, headers={"Location": place})
         await going.over.wait()
         return _no(500, "InternalError") if not going.well else web.Response(status=204)
