@@ -1,4 +1,4 @@
-"""How a Redfish service is asked: sessions, basic auth, what is said of errors, and one that keeps no names."""
+"""How a Redfish service is asked: sessions, places, ETags, pauses, words for errors; and one that keeps no names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_redfish import RedfishFabric
 from autoscaler.capacity.redfish_bay import NOTHING_S
 from autoscaler.capacity.redfish_documents import Mark
-from autoscaler.capacity.redfish_http import NoAnswerError, StatusError
+from autoscaler.capacity.redfish_http import POLL_S, NoAnswerError, StatusError
 from autoscaler.capacity.redfish_reading import Reading
 from autoscaler.contract import ModelName
 from tests.contracts.provider import order, release
@@ -43,6 +43,48 @@ def test_a_session_that_ended_is_opened_again_and_closed_at_the_end() -> None:
         assert not rig.fabric.sessions
 
     play(act)
+
+
+def test_a_service_that_lets_us_change_nothing_has_one_session_of_ours_however_often_it_says_so() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        offered = (await provider.offers())[0]
+        rig.fabric.statuses = {"PATCH": [401] * 99}
+        for number in range(5):
+            with pytest.raises(RefusedError, match="401"):
+                await provider.acquire(order(offered, number))
+        assert len(rig.fabric.sessions) == 1
+        await provider.close()
+        assert not rig.fabric.sessions
+
+    play(act)
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_session_that_cannot_be_ended_keeps_nobody_from_a_new_one(status: int) -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        await provider.list()
+        rig.fabric.statuses = {"DELETE": [status], "PATCH": [401]}
+        await ordered(provider)
+        await until(provider, phase("here"))
+        assert not rig.fabric.statuses["DELETE"]
+
+    play(act)
+
+
+@pytest.mark.parametrize(("retry_after", "pause_s"), [("0", POLL_S[0]), ("", POLL_S[0]), ("1", 1.0), ("99999", 5.0)])
+def test_a_task_is_looked_at_as_rarely_as_it_asks_for_and_never_without_a_pause(
+    retry_after: str, pause_s: float
+) -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        def looks() -> int:
+            return sum("/Tasks/" in one.path for one in rig.fabric.asked)
+
+        await ordered(provider)
+        while looks() < 5:
+            await asyncio.sleep(TURN_S)
+        assert rig.now_s >= 4 * pause_s
+
+    play(act, FakeFabric(hold=True, retry_after=retry_after))
 
 
 def test_nothing_that_is_said_has_an_address_or_a_secret_in_it() -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from autoscaler.capacity.redfish_documents import ROOT, link, place_of, task
+from autoscaler.capacity.redfish_documents import ROOT, DocumentError, link, place_of, task
 
 CONNECT_S_MAX = 5.0
 READ_S_MAX = 15.0
@@ -71,7 +71,8 @@ class Answer(NamedTuple):
     etag: str
     task: str
     """Where an operation that goes on is asked for; empty: it does not."""
-    after_s: float | None
+    after_s: float
+    """It asks not to be asked again before."""
 
 
 Logins = Callable[[], Awaitable[Login | None]]
@@ -113,7 +114,7 @@ class Service:
         """
         began_s, after_s = clock(), answer.after_s
         while answer.task and wanted() and clock() < began_s + TASK_S_MAX:
-            await self._sleep(pause_s(clock() - began_s) if after_s is None else after_s)
+            await self._sleep(max(pause_s(clock() - began_s), after_s))
             try:
                 told = await self.get(answer.task)
             except StatusError as error:
@@ -132,9 +133,7 @@ class Service:
         """Nothing is asked any more."""
         if self._session is None:
             return
-        if self._own:
-            with contextlib.suppress(NoAnswerError, StatusError):
-                await self._send("DELETE", self._own, None, self._headers or {}, CONNECT_S_MAX)
+        await self._leave()
         await self._session.close()
         self._session = None
 
@@ -160,7 +159,8 @@ class Service:
             return self._headers
 
     async def _entered(self) -> dict[str, str]:
-        login, self._own = await self._logins(), ""
+        await self._leave()
+        login = await self._logins()
         if login is None:
             return {}
         body = msgspec.json.encode({"UserName": login.user, "Password": login.password})
@@ -180,6 +180,13 @@ class Service:
             raise NoAnswerError(f"its sessions answer {status}")
         both = base64.b64encode(f"{login.user}:{login.password}".encode()).decode()
         return {"Authorization": f"Basic {both}"}
+
+    async def _leave(self) -> None:
+        """Ends our session: one that is not to be used is open all the same, and a service has room for few."""
+        if self._own:
+            with contextlib.suppress(NoAnswerError, StatusError, DocumentError):  # it has ended, or ends by itself
+                await self._send("DELETE", self._own, None, self._headers or {}, CONNECT_S_MAX)
+        self._own = ""
 
     async def _send(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], within_s: float
@@ -249,9 +256,9 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     return bytes(body)
 
 
-def _after_s(response: aiohttp.ClientResponse) -> float | None:
+def _after_s(response: aiohttp.ClientResponse) -> float:
     said = response.headers.get("Retry-After", "")
-    return min(float(said), RETRY_AFTER_S_MAX) if said.isascii() and said.isdecimal() and len(said) < 6 else None
+    return min(float(said), RETRY_AFTER_S_MAX) if said.isascii() and said.isdecimal() and len(said) < 6 else 0.0
 
 
 def _word(body: bytes) -> str:

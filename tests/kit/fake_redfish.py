@@ -76,6 +76,8 @@ class FakeFabric:
     """Or basic, or none."""
     named: str = ""
     """What the places of its tasks and sessions begin with; empty: what it is asked by, and nothing."""
+    retry_after: str = ""
+    """What it says of tasks that go on."""
     hold: bool = False
     takes_s: float = 0.0
     early: bool = False
@@ -256,7 +258,8 @@ class FakeFabric:
 
     def _task(self, going: Going) -> web.StreamResponse:
         if not going.over.is_set():
-            return web.json_response({"TaskState": "Running"}, status=202)
+            told = {"Retry-After": self.retry_after} if self.retry_after else {}
+            return web.json_response({"TaskState": "Running"}, status=202, headers=told)
         if not going.well and self.task_status:
             return _no(self.task_status, "InternalError")
         state = "Completed" if going.well else "Exception"
