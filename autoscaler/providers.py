@@ -5,6 +5,7 @@ Owns these types and rules. Who carries them out is `autoscaler.capacity`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -23,6 +24,11 @@ QUEUES = ("provisioningRequest", "kueue")
 PUBLISH = "publish"
 """Beside those, where rights are told: one of `redfish` says that key."""
 PROVIDERS_MAX = 64
+_PORT = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
+ORIGIN = rf"https://([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(:{_PORT})?/?"
+"""A service's `url`; the chart has the same."""
+NOTES_KEY = "[A-Za-z0-9._-]+"
+"""What a key of a ConfigMap may be; so, too."""
 
 
 class Cro(Part, frozen=True):
@@ -138,6 +144,10 @@ def check_providers(providers: Sequence[ProviderSettings]) -> None:
 
 def _check_kind(one: ProviderSettings, at: Path) -> None:
     if one.redfish is not None:
+        if not re.fullmatch(NOTES_KEY, one.name):
+            raise WrongKeyError(
+                (*at, "name"), "expected letters, digits, `.`, `_` and `-`: it is a ConfigMap's key, too"
+            )
         _check_redfish(one.redfish, (*at, "redfish"))
         if one.redfish.publish:
             check_object_name(one.name, (*at, "name"))  # it is in the names of pools
@@ -164,9 +174,9 @@ def _check_provisioning(told: Provisioning, at: Path) -> None:
 
 
 def _check_redfish(told: Redfish, at: Path) -> None:
-    host = told.url.removeprefix("https://")
-    if host == told.url or not host or any(mark in host for mark in "@?# "):
-        raise WrongKeyError((*at, "url"), "expected https://HOST or https://HOST:PORT, without a user or a query")
+    if not re.fullmatch(ORIGIN, told.url):
+        fix = "expected https://HOST or https://HOST:PORT, without a user, a path or a query"
+        raise WrongKeyError((*at, "url"), fix)
     if told.secret_ref is not None:
         check_object_name(told.secret_ref, (*at, "secretRef"))
     if told.ca_file is not None and not told.ca_file.startswith("/"):

@@ -9,6 +9,11 @@ from autoscaler.expected import WrongKeyError, decode
 from autoscaler.podspec import API_VERSION
 from autoscaler.providers import KINDS, PROVIDERS_MAX, Cro, ProviderSettings, Redfish, check_providers
 
+NO_URLS = [
+    "http://f", "https://", "https://user:hunter2@f", "f", "https://f?a=b", "https://f/redfish/v1", "https://f:99999",
+    "https://f:0", "https://:8443", "https://a b",
+]  # fmt: skip
+URLS = ["https://f/", "https://f.example:65535", "https://[fd00::1]:8443"]
 REDFISH = "redfish: {url: 'https://fabric', systems: {w1: /redfish/v1/Systems/1}}"
 
 
@@ -85,11 +90,22 @@ def test_what_is_wrong_is_named(entry: str, said: str) -> None:
     assert wrong(entry).startswith(said)
 
 
-@pytest.mark.parametrize("url", ["http://f", "https://", "https://user:hunter2@f", "f", "https://f?a=b"])
+@pytest.mark.parametrize("url", NO_URLS)
 def test_a_url_that_is_none_or_says_a_password_is_refused_and_not_repeated(url: str) -> None:
     line = wrong(f"{{name: a, redfish: {{url: '{url}', systems: {{w1: /redfish/v1/Systems/1}}}}}}")
     assert line.startswith("capacity[0].redfish.url: expected https://HOST")
     assert "hunter2" not in line
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_url_is_a_host_and_a_port(url: str) -> None:
+    check_providers([ProviderSettings(name="a", redfish=Redfish(url=url, systems={"w1": "/redfish/v1/Systems/1"}))])
+
+
+@pytest.mark.parametrize("name", ["rack/a", "rack:1"])
+def test_a_fabrics_name_is_one_that_a_key_of_a_configmap_may_be(name: str) -> None:
+    assert wrong(f"{{name: '{name}', {REDFISH}}}").startswith("capacity[0].name: expected letters, digits, ")
+    check_providers([ProviderSettings(name=name, cro=Cro(model="a"))])
 
 
 def test_names_are_one_providers_each_and_there_are_not_too_many() -> None:

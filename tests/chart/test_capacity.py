@@ -13,6 +13,7 @@ from autoscaler.expected import WrongKeyError
 from autoscaler.providers import KINDS, QUEUES, ProviderSettings, check_providers
 from pilotlight.cli import cli
 from tests.kit.chart import pod_specs, texts
+from tests.test_providers import NO_URLS, URLS
 
 TOLD: dict[str, Any] = {
     "cro": {"model": "A100"},
@@ -23,6 +24,7 @@ TOLD: dict[str, Any] = {
     "kueue": {"localQueue": "serving"},
 }
 CRO = {"name": "a", "cro": TOLD["cro"]}
+FABRIC = {"name": "f", "redfish": TOLD["redfish"]}
 
 
 def read(*entries: dict[str, Any]) -> None:
@@ -53,6 +55,11 @@ def test_the_doctor_is_asked_for_the_kind_whatever_else_an_entry_says(kind: str)
         ([{**CRO, "name": ""}], '"": each entry needs a name of its own'),
         ([CRO, {**CRO, "cro": {"model": "B"}}], '"a": each entry needs a name of its own'),
         ([{"name": "q", "kueue": TOLD["kueue"], "headroom": 2}], "q: headroom: a queue keeps none free"),
+        ([{**FABRIC, "name": "rack/a"}], "rack/a: name: expected letters, digits, "),
+        *(
+            ([{**FABRIC, "redfish": {**TOLD["redfish"], "url": url}}], "f: redfish.url: expected https://HOST ")
+            for url in NO_URLS
+        ),
     ],
 )
 def test_what_the_autoscaler_would_not_start_with_is_refused_in_a_sentence(
@@ -62,6 +69,13 @@ def test_what_the_autoscaler_would_not_start_with_is_refused_in_a_sentence(
         read(*entries)
     with pytest.raises(HelmError, match=rf"settings\.capacity: {says}"):
         texts({"settings": {"capacity": entries}})
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_fabrics_url_that_the_autoscaler_takes_is_taken(url: str) -> None:
+    entry = {**FABRIC, "redfish": {**TOLD["redfish"], "url": url}}
+    read(entry)
+    assert texts({"settings": {"capacity": [entry]}})
 
 
 def test_more_capacity_is_of_a_whole_cluster() -> None:

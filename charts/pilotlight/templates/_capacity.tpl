@@ -35,6 +35,14 @@ cro redfish karpenter clusterAutoscaler provisioningRequest kueue
 {{- if ne (len $kinds) 1 -}}
 {{- fail (printf "settings.capacity: %s: expected exactly one of %s; there is %s" $name (join ", " $known) (join " and " $kinds | default "none")) -}}
 {{- end -}}
+{{- if hasKey . "redfish" -}}
+{{- if not (regexMatch "^[A-Za-z0-9._-]+$" $name) -}}
+{{- fail (printf "settings.capacity: %s: name: expected letters, digits, '.', '_' and '-': it is a ConfigMap's key, too" $name) -}}
+{{- end -}}
+{{- if not (regexMatch "^https://([A-Za-z0-9][A-Za-z0-9._-]*|\\[[0-9A-Fa-f:.]+\\])(:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}))?/?$" (dig "redfish" "url" "" .)) -}}
+{{- fail (printf "settings.capacity: %s: redfish.url: expected https://HOST or https://HOST:PORT, without a user, a path or a query" $name) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (dig "headroom" 0 .) (has (first $kinds) (list "provisioningRequest" "kueue")) -}}
 {{- fail (printf "settings.capacity: %s: headroom: a queue keeps none free: leave it out" $name) -}}
 {{- end -}}
