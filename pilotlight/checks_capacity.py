@@ -268,7 +268,7 @@ def _asked(place: Place, secret: str) -> Key:
         try:
             return None if name not in data else base64.b64decode(data[name]).decode().rstrip("\n")
         except ValueError:
-            return None
+            return ""
 
     return key
 

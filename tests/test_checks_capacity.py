@@ -266,7 +266,17 @@ def test_an_authority_that_is_not_the_services_and_one_that_is_none() -> None:
     assert one.says == "the service gives no answer from here (ClientConnectorCertificateError)"
     assert "ca.crt of Secret fabric" in one.fix
     none, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": "x"}))
-    assert (none.grade, none.says) == ("blocker", "ca.crt of Secret fabric has no certificates (PEM)")
+    says = "ca.crt of Secret fabric has no certificates (PEM) that can be read: put its authority's there, or leave it "
+    assert (none.grade, none.says) == ("blocker", f"{says}out to trust those of the system")
+    raw = secret(username=USER, password=PASSWORD)
+    raw["data"]["ca.crt"] = base64.b64encode(b"# Autorit\xe9\n").decode()
+    assert redfish(raw)[0] == none, "one that is there and is no text is not one that is not there"
+
+
+def test_what_people_write_beside_certificates_ends_no_look() -> None:
+    commented = f"# Autorité de la salle\n{authority()}"
+    one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": commented}))
+    assert one.grade == "ok"
 
 
 def test_a_service_that_is_away_and_one_that_composes_nothing() -> None:

@@ -27,7 +27,7 @@ from tests.kit.redfish_rig import TURN_S
 
 def mounted(folder: Path, **keys: str) -> Path:
     """Secret `fabric`, as a kubelet shows it."""
-    (folder / "fabric").mkdir(exist_ok=True)
+    (folder / "fabric").mkdir(parents=True, exist_ok=True)
     for key, text in keys.items():
         (folder / "fabric" / key.replace("_", ".")).write_text(text)
     return folder
@@ -51,7 +51,9 @@ def test_a_login_is_read_anew_and_says_nothing_of_itself(tmp_path: Path) -> None
 
 
 def test_a_secret_that_lacks_something_is_named(tmp_path: Path) -> None:
-    for folder in (tmp_path, mounted(tmp_path, username="a")):
+    no_text = mounted(tmp_path / "other", username="a")
+    (no_text / "fabric" / "password").write_bytes(b"\xe9")
+    for folder in (tmp_path, mounted(tmp_path, username="a"), no_text):
         with pytest.raises(AccessError) as caught:
             asyncio.run(Access("fabric", None, folder).login())
         assert str(caught.value) == "Secret fabric is not there, or has no username and password"
@@ -72,6 +74,24 @@ def test_an_authority_is_of_the_secret_or_of_a_file(tmp_path: Path) -> None:
                 await wrong.tls()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "told", [b"", b"\n", b" \n\n", b"# none yet\n", "é\n".encode(), b"\xe9\n"],
+    ids=["empty", "a line's end", "blank", "a comment", "another language's", "no text"],
+)  # fmt: skip
+def test_without_a_certificate_nobody_is_trusted_by_what_should_have_one(tmp_path: Path, told: bytes) -> None:
+    folder, path = mounted(tmp_path), tmp_path / "ca.pem"
+    for file in (path, folder / "fabric" / "ca.crt"):
+        file.write_bytes(told)
+    for access in (Access("fabric", None, folder), Access(None, str(path), folder)):
+        with pytest.raises(AccessError, match=r"has no certificates \(PEM\) that can be read: put "):
+            asyncio.run(access.tls())
+
+
+def test_what_is_written_beside_certificates_may_be_in_any_language(tmp_path: Path) -> None:
+    folder = mounted(tmp_path, ca_crt=f"# Autorité de la salle\n{certificates.pem(certificates.OURS)}")
+    assert len(asyncio.run(Access("fabric", None, folder).tls()).get_ca_certs()) == 1
 
 
 def test_notes_are_of_one_provider_and_written_only_over_what_was_read() -> None:

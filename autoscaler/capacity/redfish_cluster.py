@@ -24,7 +24,7 @@ SECRETS = Path("/secrets")
 """Where the chart mounts Secrets, each in a folder of its name."""
 FILE_BYTES_MAX = 1 << 20
 Key = Callable[[str], Awaitable[str | None]]
-"""One key of a Secret, by its name; None: it is not there, or no text."""
+"""One key of a Secret, by its name; None: it is not there; empty: nothing that could be read is."""
 
 
 class AccessError(Exception):
@@ -49,7 +49,7 @@ class Access:
         if self._secret is None:
             return None
         user, password = await self._key("username"), await self._key("password")
-        if user is None or password is None:
+        if not user or not password:
             raise AccessError(f"Secret {self._secret} is not there, or has no username and password")
         return Login(user, password)
 
@@ -63,21 +63,34 @@ class Access:
         if pem is None and self._ca_file is not None:
             raise AccessError(f"caFile {where} cannot be read")
         try:
-            return ssl.create_default_context(cadata=pem)
+            return ssl.create_default_context(cadata=None if pem is None else _certificates(pem))
         except ssl.SSLError:
-            raise AccessError(f"{where} has no certificates (PEM)") from None
+            fix = "put its authority's there, or leave it out to trust those of the system"
+            raise AccessError(f"{where} has no certificates (PEM) that can be read: {fix}") from None
 
     async def _mounted(self, name: str) -> str | None:
         return await asyncio.to_thread(_text, self._folder / name)
 
 
+def _certificates(pem: str) -> str:
+    """What is beside certificates may be in any language. Raises SSLError where nothing is left: without a text the
+    authorities of the system would be trusted.
+    """
+    ascii_ = pem.encode("ascii", "ignore").decode()
+    if not ascii_.strip():
+        raise ssl.SSLError("no certificates")
+    return ascii_
+
+
 def _text(path: Path) -> str | None:
-    """None: it is not there, or no text."""
+    """None: it is not there; empty: it cannot be read, or is no text."""
     try:
         with path.open("rb") as file:
             return file.read(FILE_BYTES_MAX).decode().rstrip("\n")
-    except (OSError, UnicodeDecodeError):
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 class ConfigMapNotes:
