@@ -22,7 +22,7 @@ from autoscaler.capacity.nodepools import VERSIONS
 from autoscaler.capacity.redfish_cluster import SECRETS, Access, AccessError, Key
 from autoscaler.capacity.redfish_documents import DocumentError
 from autoscaler.capacity.redfish_http import NoAnswerError, Service, StatusError
-from autoscaler.capacity.redfish_reading import Reading
+from autoscaler.capacity.redfish_reading import NOT_THERE, Reading
 from autoscaler.capacity.server import AnswerError, Object, Server, served
 from autoscaler.groups import said_of
 from autoscaler.providers import ProviderSettings, Redfish
@@ -38,7 +38,7 @@ CLASSES = (bookings.CHECK, bookings.ATOMIC, bookings.GKE)
 """Of ProvisioningRequests, that somebody is known to serve."""
 NAMES_TOLD = 4
 FORBIDDEN = 403
-NOT_LET_IN, NOT_THERE = frozenset({400, 401, 403}), frozenset({404, 410})
+NOT_LET_IN = frozenset({400, 401, 403})
 
 
 class Api(NamedTuple):

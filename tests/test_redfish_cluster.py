@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_redfish import RedfishFabric
 from autoscaler.capacity.redfish_cluster import NOTES, Access, AccessError, ConfigMapNotes, OpenSites
 from autoscaler.capacity.redfish_http import Login
@@ -57,6 +58,21 @@ def test_a_secret_that_lacks_something_is_named(tmp_path: Path) -> None:
         with pytest.raises(AccessError) as caught:
             asyncio.run(Access("fabric", None, folder).login())
         assert str(caught.value) == "Secret fabric is not there, or has no username and password"
+
+
+def test_a_provider_says_in_words_which_secret_it_lacks(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack, FakeFabric().serving() as fabric:
+            around = Around(
+                PlayedServer(lambda: 0.0), lambda: World(epoch=1), "engines", "home", stack, secrets=tmp_path
+            )
+            told = Redfish(url=fabric.url, systems={"w1": fabric.path("1")}, secret_ref="fabric")
+            provider = supplies.redfish(ProviderSettings(name="rack", redfish=told), around)
+            for asked in (provider.list(), provider.offers()):
+                with pytest.raises(RefusedError, match=r"^Secret fabric is not there, or has no username"):
+                    await asked
+
+    asyncio.run(scenario())
 
 
 def test_an_authority_is_of_the_secret_or_of_a_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
+from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_redfish import RedfishFabric
 from autoscaler.capacity.redfish_bay import GIVEN_UP_S, NOTHING_S
 from autoscaler.capacity.redfish_http import NoAnswerError
@@ -197,7 +198,7 @@ def test_errors_are_tried_again_and_garbage_is_no_answer() -> None:
         await until(provider, phase("here"))
         for raw in (b"<html>", b"{}", b"[" * 100_000, b"\xff\xfe", b'{"Members": [{"@odata.id": "//evil.example/x"}]}'):
             rig.fabric.raw = raw
-            with pytest.raises(ValueError, match="expected"):
+            with pytest.raises(RefusedError, match="expected"):
                 await provider.list()
         rig.fabric.raw = b" " * (9 << 20)
         with pytest.raises(NoAnswerError, match="more than 8 MiB"):

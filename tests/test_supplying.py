@@ -178,6 +178,22 @@ def test_the_words_of_who_offers_nothing_or_cannot_list_are_told() -> None:
     play(listing)
 
 
+def test_what_a_provider_has_only_a_part_of_is_told_beside_what_it_offers() -> None:
+    class Part(FakeProvider):
+        lacks = "has no such system for node w9 at 10.0.0.7"
+
+    async def act(desk: Desk) -> None:
+        await asyncio.sleep(100.0)
+        said = [one for _, one in desk.seen if isinstance(one, OffersSeen | ProviderTroubled)]
+        part = ProviderTroubled(
+            provider="rack", says="has no such system for node w9 at (address)", listing=False
+        )  # fmt: skip
+        offers = OffersSeen(provider="rack", offers=(offer(),))
+        assert said == [offers, part, offers, part], "as long as it is so"
+
+    play(act, Part)
+
+
 def test_what_went_is_on_offer_again_at_once() -> None:
     """Else those who need just that were told for a minute that there is none."""
 

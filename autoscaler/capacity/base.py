@@ -1,6 +1,6 @@
 """The seams of capacity: what a Provider is asked to do, and what the loop asks of who performs its orders.
 
-Owns both Protocols and the error of the first; `tests/contracts/provider.py` holds every Provider to it. A Provider
+Owns these Protocols and the error of the first; `tests/contracts/provider.py` holds every Provider to it. A Provider
 decides nothing and remembers nothing: what it has is what its other side lists. So whoever leads next finds everything.
 """
 
@@ -61,6 +61,14 @@ class Attended(Protocol):
 
     def attend(self, changed: Callable[[], None]) -> Awaitable[None]:
         """Does it, until cancelled. `changed`: `list` may show something new."""
+
+
+@runtime_checkable
+class Lacking(Protocol):
+    """A Provider that may have only a part of what it is named for."""
+
+    lacks: str
+    """What is not there, as its last offers found it, in words that follow its name; empty: nothing."""
 
 
 class Supplier(Protocol):

@@ -20,6 +20,7 @@ from typing import Final
 from autoscaler.attached import Site
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.redfish_bay import Around, Bay
+from autoscaler.capacity.redfish_cluster import AccessError
 from autoscaler.capacity.redfish_documents import DocumentError, Mark
 from autoscaler.capacity.redfish_http import NoAnswerError, StatusError
 from autoscaler.capacity.redfish_reading import Reading
@@ -31,6 +32,7 @@ from autoscaler.capacity.redfish_steps import (
     before,
     begun,
     claim,
+    lacks,
     late,
     listed,
     offers,
@@ -58,6 +60,8 @@ class RedfishFabric:
         self._changed: Callable[[], None] = lambda: None
         self._bays = {node: Bay(node, reading, around, self._held, self._tell) for node in reading.systems}
         self._claiming = asyncio.Lock()
+        self.lacks = ""
+        """See Lacking."""
         self._late: dict[tuple[str, Mark], float] = {}
         """Blocks that may come though they were given back: since when, see LATE_S."""
 
@@ -74,7 +78,12 @@ class RedfishFabric:
     async def offers(self) -> tuple[Offer, ...]:
         """See Provider."""
         there = await self._sites(tuple(self._reading.systems))
-        return offers(await self._reading.read(), self._terms, there)
+        try:
+            fabric = await self._reading.read()
+        except AccessError as error:
+            raise RefusedError(str(error)) from None
+        self.lacks = lacks(fabric)
+        return offers(fabric, self._terms, there)
 
     async def acquire(self, order: AcquireOrder) -> None:
         """See Provider."""
@@ -127,6 +136,8 @@ class RedfishFabric:
         if not any(not one.gone or fabric.at(path) for path, one in found.items()):
             self._held.pop(name, None)
             return
+        if await self._unreached(fabric, found):
+            return
         known, there = knew.get(name, Held()), uuids(fabric, name)
         here = any(one.name == name and one.committed for one in listed(fabric, self._terms, knew))
         if (order.uncommitted and here) or (not order.force and await self._used(there)):
@@ -139,11 +150,31 @@ class RedfishFabric:
                 self._bays[node].doubt(name, [path for path, one in found.items() if one.gone or not sure])
                 self._bays[node].detach(name, force=order.force)
 
+    async def _unreached(self, fabric: Fabric, found: Mapping[str, Mark]) -> bool:
+        """Whether it was to be at a node whose system cannot be written. What is attached nobody detaches; what is not
+        is given back. Raises RefusedError.
+        """
+        unread = next((why for one in found.values() if (why := fabric.unread(one.node))), "")
+        if not unread or any(fabric.at(path) for path in found):
+            return False
+        if any(fabric.attached(path) for path in found):
+            raise RefusedError(unread)
+        for path, one in found.items():
+            if not one.gone:
+                await self._reading.keep(fabric.blocks[path], one._replace(gone=True))
+        return True
+
     async def _used(self, there: Mapping[str, tuple[str, ...]]) -> bool:
         return any([await self._around.in_use(*one) for one in there.items()])
 
     async def list(self) -> tuple[Listed, ...]:
         """See Provider."""
+        try:
+            return await self._list()
+        except (AccessError, StatusError, DocumentError) as error:  # these say what is wrong without an address
+            raise RefusedError(str(error)) from None
+
+    async def _list(self) -> tuple[Listed, ...]:
         if not self._reading.service.may_write():
             self._held.clear()
             self._late.clear()
@@ -163,7 +194,7 @@ class RedfishFabric:
     def _go_on(self, fabric: Fabric, knew: Mapping[str, Held]) -> None:
         """What was ordered, and is not attached, is: who ordered it may be gone."""
         for name, node in begun(fabric).items():
-            if name not in knew and name not in self._held and node in self._bays:
+            if name not in knew and name not in self._held and node in fabric.systems:
                 self._bays[node].doubt(name, fabric.of(name))
                 self._bays[node].attach(name)
 

@@ -17,6 +17,7 @@ from autoscaler.capacity.together import together
 
 PAGES_MAX = 64
 """Of a collection."""
+NOT_THERE = frozenset({404, 410})
 _EXPANDED = "?$expand=.($levels=1)"
 
 
@@ -57,11 +58,14 @@ class Reading:
         """Of the others those that did not say what they are when they were asked last."""
 
     async def read(self, nodes: Iterable[str] | None = None) -> Fabric:
-        """All blocks, and the systems of these nodes, by default of all."""
+        """All blocks, and the systems of these nodes, each of which must be there; by default of all that the service
+        has: a wrong path hides no other.
+        """
         wanted = [*self.systems] if nodes is None else [one for one in nodes if one in self.systems]
-        told: list[Any] = await together([self._blocks(), *map(self._system, wanted)])
+        system = self._perhaps if nodes is None else self._system
+        told: list[Any] = await together([self._blocks(), *map(system, wanted)])
         blocks: dict[str, Block] = told[0]
-        systems: dict[str, System] = dict(zip(wanted, told[1:], strict=True))
+        systems: dict[str, System] = {node: one for node, one in zip(wanted, told[1:], strict=True) if one is not None}
         gpus = await self._read_gpus(blocks.values(), again=nodes is None)
         texts = {path: one.free_for or "" for path, one in blocks.items() if one.free_for is not None}
         if self._notes is not None:
@@ -70,7 +74,7 @@ class Reading:
         said = ((path, redfish_documents.mark(text)) for path, text in texts.items())
         marks = {path: mark for path, mark in said if mark is not None and mark.by == self._by}
         keeps = self._notes is not None or any(one.free_for is not None for one in blocks.values())
-        return Fabric(blocks, systems, gpus, marks, keeps)
+        return Fabric(blocks, systems, gpus, marks, keeps, frozenset(wanted) - systems.keys())
 
     async def keep(self, block: Block, mark: Mark | None) -> None:
         """Marks a block; None: it is nobody's. StatusError 412: it is another by now."""
@@ -94,6 +98,15 @@ class Reading:
     async def _system(self, node: str) -> System:
         answer = await self.service.get(self.systems[node])
         return redfish_documents.system(answer.body, answer.etag)
+
+    async def _perhaps(self, node: str) -> System | None:
+        """None: the service has no such system."""
+        try:
+            return await self._system(node)
+        except StatusError as error:
+            if error.status not in NOT_THERE:
+                raise
+            return None
 
     async def _blocks(self) -> dict[str, Block]:
         places = await self._where()

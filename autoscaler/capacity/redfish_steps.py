@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from autoscaler.attached import Site
 from autoscaler.capacity.redfish_documents import Block, Gpu, Mark, System
 from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer
@@ -19,6 +21,7 @@ from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer
 COMPOSING = "Composing"
 EXPECTED_S = 60.0
 """While nothing is learnt, and the Settings say nothing."""
+NAMES_TOLD = 4
 
 
 class Terms(NamedTuple):
@@ -46,6 +49,8 @@ class Fabric(NamedTuple):
     """By block."""
     keeps: bool
     """A Mark can be kept, by the service or beside it."""
+    missing: frozenset[str] = frozenset()
+    """Nodes whose systems the service does not have."""
 
     def at(self, block: str) -> str:
         """The node that it is attached to; empty: to none of ours."""
@@ -65,6 +70,14 @@ class Fabric(NamedTuple):
     def of(self, name: str) -> list[str]:
         """Blocks that were claimed by that name, and not given back."""
         return sorted(path for path, one in self.marks.items() if one.name == name and not one.gone)
+
+    def unread(self, node: str) -> str:
+        """Why its system was not read with all others, and what to do; empty: it was."""
+        if node in self.systems:
+            return ""
+        if node in self.missing:
+            return f"the fabric has no such system for node {node}: mend its path in `systems`"
+        return f"node {node} is not in `systems` any more: put it back until this is given back"
 
 
 class Claim(NamedTuple):
@@ -156,6 +169,14 @@ def late(fabric: Fabric) -> dict[str, Mark]:
     return {path: one for path, one in fabric.marks.items() if one.gone and not fabric.attached(path)}
 
 
+def lacks(fabric: Fabric) -> str:
+    """Of which nodes the service has no system; empty: of none."""
+    names = sorted(fabric.missing)
+    more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
+    said = f"has no such system for node {', '.join(names[:NAMES_TOLD])}{more}: mend its path in `systems`"
+    return said if names else ""
+
+
 def listed(fabric: Fabric, terms: Terms, held: Mapping[str, Held]) -> tuple[Listed, ...]:
     """All of ours. What somebody detached by hand is ours no more, where this process saw it attached before."""
     names = {one.name for path, one in fabric.marks.items() if path in fabric.blocks and _ours(fabric, path)}
@@ -171,18 +192,39 @@ def _listed(fabric: Fabric, terms: Terms, name: str, held: Held) -> Listed | Non
     marks = {path: one for path, one in fabric.marks.items() if one.name == name and path in fabric.blocks}
     marks = {path: one for path, one in marks.items() if _ours(fabric, path)}
     first, there = next(iter(marks.values())), [path for path in sorted(marks) if fabric.at(path)]
+    gpus = [fabric.gpus[path] for path in marks if path in fabric.gpus] or [Gpu("", 0, "", 0.0)]
+    plain = Listed(
+        name=name, offer=_offer(Site(first.node, 0), gpus, terms, first.devices), devices=first.devices,
+        owner=first.owner, epoch=first.epoch,
+    )  # fmt: skip
+    if not there and fabric.unread(first.node):
+        return _unread(fabric, terms, plain, [path for path in sorted(marks) if fabric.attached(path)], held)
     if held.arrived and not there and not held.leaving:
         return None
     node = fabric.at(there[0]) if there else ""
     here = bool(there) and (held.arrived or len(there) == len(marks)) and settled(fabric, there)
-    gpus = [fabric.gpus[path] for path in marks if path in fabric.gpus] or [Gpu("", 0, "", 0.0)]
     ids = tuple(f"{node}/{one}" for one in uuids(fabric, name).get(node, ()))
-    return Listed(
-        name=name, offer=_offer(Site(first.node, 0), gpus, terms, first.devices), devices=first.devices,
+    return replace(
+        plain,
         phase="leaving" if held.leaving else "failed" if held.failed else "here" if here else "coming",
-        committed=here, node=node if here else "", device_ids=ids if here else (), owner=first.owner, epoch=first.epoch,
+        committed=here, node=node if here else "", device_ids=ids if here else (),
         counted_from=_counted_from(fabric, node, there) if here else None, alone=here and not terms.tells(ids),
         says=held.failed,
+    )  # fmt: skip
+
+
+def _unread(fabric: Fabric, terms: Terms, plain: Listed, there: Sequence[str], held: Held) -> Listed:
+    """Of a node whose system is not looked at: what is attached is taken to be there, so that who uses it keeps it. A
+    system that the service does not have may be back; what the Settings name no more is nobody's to bring or to detach.
+    """
+    node = plain.offer.node
+    ids = tuple(f"{node}/{fabric.gpus[path].uuid}" for path in there if path in fabric.gpus)
+    lost = held.failed or node not in fabric.missing
+    return replace(
+        plain,
+        phase="leaving" if held.leaving else "failed" if lost else "coming", committed=bool(there),
+        node=node if there else "", device_ids=ids, alone=bool(there) and not terms.tells(ids),
+        says=held.failed or fabric.unread(node),
     )  # fmt: skip
 
 

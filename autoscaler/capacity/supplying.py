@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.base import Attended, Provider, RefusedError
+from autoscaler.capacity.base import Attended, Lacking, Provider, RefusedError
 from autoscaler.leases import (
     LISTED_MAX,
     OFFERS_MAX,
@@ -202,7 +202,9 @@ class _Desk:
             self._trouble(error)
             return False
         if len(offers) <= OFFERS_MAX and all(one.provider == self._name for one in offers):
-            self._observe((OffersSeen(provider=self._name, offers=offers),))
+            lacks = unaddressed(self._provider.lacks) if isinstance(self._provider, Lacking) else ""
+            part = (ProviderTroubled(provider=self._name, says=lacks, listing=False),) if lacks else ()
+            self._observe((OffersSeen(provider=self._name, offers=offers), *part))  # at once: it ends with new offers
         else:
             self._observe((ProviderTroubled(provider=self._name, says="offers what cannot be", listing=False),))
         return bool(offers)
