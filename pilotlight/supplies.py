@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import click
+from msgspec.structs import replace
 
 from autoscaler import nodefabric
 from autoscaler.attached import seen_on
@@ -184,6 +185,41 @@ def check(settings: Settings, mode: Mode) -> None:
                 )
 
 
+def apart(entries: Sequence[ProviderSettings], world: World) -> tuple[ProviderSettings, ...]:
+    """As they are made: a system of a fabric has one writer. Who is named for it now gets it when nothing is there any
+    more of an entry that was taken out, unless it has something there, too.
+    """
+    named = {one.name for one in world.settings.capacity}
+    nodes = {(id.provider, one.offer.node) for id, one in world.capacity.leases.items()}
+    nodes |= {(id.provider, one.listed.node) for id, one in world.capacity.leases.items() if one.listed is not None}
+    wanted, kept = set[tuple[str, str]](), set[tuple[str, str]]()
+    for entry in entries:
+        for node, system in _systems(entry).items():
+            if entry.name in named:
+                wanted.add(system)
+            elif (entry.name, node) in nodes:
+                kept.add(system)
+
+    def part(entry: ProviderSettings) -> ProviderSettings:
+        if entry.redfish is None:
+            return entry
+        others = kept if entry.name in named else wanted
+        mine = {
+            node: system[1]
+            for node, system in _systems(entry).items()
+            if (entry.name, node) in nodes or system not in others
+        }
+        return replace(entry, redfish=replace(entry.redfish, systems=mine))
+
+    return tuple(map(part, entries))
+
+
+def _systems(entry: ProviderSettings) -> dict[str, tuple[str, str]]:
+    """By node the service, and the path there."""
+    told = entry.redfish
+    return {} if told is None else {node: (told.url.rstrip("/"), path) for node, path in told.systems.items()}
+
+
 class Supplies:
     """The loop's Supplier (`autoscaler.capacity.base`), for whatever the Settings name. A listener of the loop."""
 
@@ -200,6 +236,8 @@ class Supplies:
         self._changed = asyncio.Event()
         self._entries: tuple[ProviderSettings, ...] = ()
         """Of which Providers are made now: those that the Settings name, and those with Leases still."""
+        self._parts: tuple[ProviderSettings, ...] = ()
+        """The same as they are made, see `apart`."""
         self._supplying = Supplying({}, observe, clock)
         self._delaying = Delaying(server, world, leads, places[1:])
         self._guarding = Guarding(server, places[0], world, leads)
@@ -228,18 +266,15 @@ class Supplies:
             self._publishing.look()
 
     def _over(self, world: World) -> bool:
-        """Whether one that is not named any more has nothing left."""
-        return len(self._entries) > len(world.settings.capacity) and self._named(world) != self._entries
+        """Whether one that is not named any more has nothing left, or nothing at a node that another is named for."""
+        left = len(self._entries) > len(world.settings.capacity)
+        return left and apart(self._named(world), world) != self._parts
 
     def _named(self, world: World) -> tuple[ProviderSettings, ...]:
-        """Of which Providers are to be made. A Redfish service does not say whose its Marks are: who is named for it
-        now takes all of them over.
-        """
+        """Of which Providers are to be made."""
         entries = world.settings.capacity
         known, have = {one.name for one in entries}, {id.provider for id in world.capacity.leases}
-        fabrics = {one.redfish.url for one in entries if one.redfish is not None}
-        left = (one for one in self._entries if one.name not in known and one.name in have)
-        return (*entries, *(one for one in left if one.redfish is None or one.redfish.url not in fabrics))
+        return (*entries, *(one for one in self._entries if one.name not in known and one.name in have))
 
     def _published(self) -> Published | None:
         """What is to be shown of fabrics now, where that is ours to do."""
@@ -262,7 +297,8 @@ class Supplies:
             async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
                 world = self._world()
                 self._entries = self._named(world)
-                self._supplying = self._made(self._entries, len(world.settings.capacity), stack)
+                self._parts = apart(self._entries, world)
+                self._supplying = self._made(self._parts, len(world.settings.capacity), stack)
                 growing = (Growing(self._server, self._world, self._observe).run(),) if self._entries else ()
                 running = [tasks.create_task(one) for one in (self._supplying.run(), *growing)]
                 await self._changed.wait()

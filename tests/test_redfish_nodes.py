@@ -99,6 +99,15 @@ def test_what_is_at_a_system_that_is_not_there_for_a_while_stays() -> None:
     play(act)
 
 
+def test_whose_nodes_have_something_of_an_entry_that_was_taken_out_says_why_it_offers_nothing() -> None:
+    async def act(rig: FabricRig, _: RedfishFabric) -> None:
+        rig.systems = {}
+        with pytest.raises(RefusedError, match="an entry that was taken out"):
+            await rig.provider().offers()
+
+    play(act)
+
+
 def test_what_is_wrong_with_the_service_or_the_login_is_said() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.password = "another"

@@ -20,6 +20,7 @@ from autoscaler.leases import (
     Lease,
     LeaseRefused,
     LeasesSeen,
+    Offer,
     OffersSeen,
     ProvidersSeen,
     ReleaseOrder,
@@ -29,11 +30,13 @@ from autoscaler.providers import KINDS, ClusterAutoscaler, Cro, Karpenter, Provi
 from autoscaler.settings import Settings
 from autoscaler.world import World
 from pilotlight import supplies
-from pilotlight.supplies import Around, Kind, Mode, Supplies, check
+from pilotlight.supplies import Around, Kind, Mode, Supplies, apart, check
 from tests.contracts.provider import order
+from tests.kit.fake_redfish import FakeFabric
 from tests.kit.fakeprovider import FakeProvider
 from tests.kit.objects import PlayedServer
 from tests.kit.offered import offer
+from tests.kit.redfish_rig import TURN_S, WAIT_S
 from tests.sim.virtual import run
 
 RACK = ProviderSettings(name="rack", cro=Cro(model="A100"))
@@ -71,12 +74,14 @@ def test_a_provider_that_cannot_work_here_is_refused_with_where_it_can(mode: Mod
 class House:
     """Supplies whose Providers are played, and what they say."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch | None) -> None:
+        """None: Providers are real."""
         self.made: list[FakeProvider] = []
         self.ended: list[str] = []
         self.seen: list[Told] = []
         self.world = World(epoch=1)
-        monkeypatch.setattr(supplies, "KINDS", {"cro": Kind(self._make, frozenset({"cluster"}))})
+        if monkeypatch is not None:
+            monkeypatch.setattr(supplies, "KINDS", {"cro": Kind(self._make, frozenset({"cluster"}))})
 
     def _make(self, entry: ProviderSettings, around: Around) -> Provider:
         loop = asyncio.get_running_loop()
@@ -84,17 +89,41 @@ class House:
         around.stack.callback(self.ended.append, entry.name)
         return self.made[-1]
 
-    def supplies(self) -> Supplies:
+    def supplies(self, server: PlayedServer | None = None) -> Supplies:
         clock = asyncio.get_running_loop().time
-        server = PlayedServer(clock)
+        server = PlayedServer(clock) if server is None else server
         return Supplies(server, ("engines", "home", "pilotlight"), lambda: self.world, self.seen.extend, clock)
 
-    def lent(self, provider: str) -> AcquireOrder:
+    def lent(self, provider: str, node: str = "w1") -> AcquireOrder:
         """Something of that provider is in the World, from now on; its order."""
-        of = order(offer(provider))
+        of = order(offer(provider, node=node))
+        self.lend(of)
+        return of
+
+    def lend(self, of: AcquireOrder) -> None:
+        """That is in the World, and nothing else."""
         lease = Lease(id=of.id, offer=of.offer, devices=1, owner=of.owner, asked_s=0.0, sent_s=0.0, due_s=9.0)
         self.world = replace(self.world, capacity=Capacity(leases={of.id: lease}))
-        return of
+
+    def end(self) -> None:
+        """Nothing is in the World any more."""
+        self.world = replace(self.world, capacity=Capacity())
+
+    async def offered(self, provider: str) -> tuple[Offer, ...]:
+        """What it offers, once it does."""
+        while not (told := [one for one in self.seen if isinstance(one, OffersSeen) and one.provider == provider]):
+            await asyncio.sleep(TURN_S)
+        return told[-1].offers
+
+    async def listed(self, provider: str, *phases: str) -> None:
+        """Until a new list of it is like that."""
+        self.seen.clear()
+        while phases not in [
+            tuple(lease.phase for lease in one.leases)
+            for one in self.seen
+            if isinstance(one, LeasesSeen) and one.provider == provider
+        ]:
+            await asyncio.sleep(TURN_S)
 
     def tell(self, of: Supplies, *entries: ProviderSettings) -> None:
         """The Settings say so now."""
@@ -171,25 +200,62 @@ def test_an_entry_that_closes_offers_nothing_and_is_known_whoever_leads_next(mon
     run(scenario())
 
 
-def test_who_is_named_for_a_redfish_service_takes_over_what_another_name_had_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario() -> None:
-        house = House(monkeypatch)
-        monkeypatch.setattr(supplies, "KINDS", {"redfish": Kind(house._make, frozenset({"cluster"}))})
-        one = house.supplies()
-        task = asyncio.create_task(one.run())
-        pod = Redfish(url="https://fabric.example:8443", systems={"w1": "1"}, secret_ref="fabric")
-        await asyncio.sleep(1.0)
-        house.tell(one, ProviderSettings(name="pod", redfish=pod))
-        await asyncio.sleep(1.0)
-        house.lent("pod")
-        house.tell(one, ProviderSettings(name="pod2", redfish=pod))
-        await asyncio.sleep(1.0)
-        assert [seen for seen in house.seen if isinstance(seen, ProvidersSeen)][-1].providers == ("pod2",)
-        task.cancel()
+def fabric_of(url: str, **systems: str) -> Redfish:
+    return Redfish(url=url, systems={node: f"/redfish/v1/Systems/{one}" for node, one in systems.items()})
 
-    run(scenario())
+
+def test_a_redfish_entry_that_is_called_otherwise_keeps_what_it_has_and_its_nodes_until_that_is_given_back() -> None:
+    """With a real service: of each system one Provider writes the links."""
+
+    async def scenario() -> None:
+        house, played = House(None), PlayedServer(asyncio.get_running_loop().time)
+        for name in ("w1", "w2"):
+            status = {"conditions": [{"type": "Ready", "status": "True"}]}
+            played.objects[f"/api/v1/nodes/{name}"] = {"metadata": {"name": name}, "status": status}
+        async with FakeFabric(login="none").serving() as fabric, asyncio.timeout(WAIT_S):
+            one = house.supplies(played)
+            task = asyncio.create_task(one.run())
+            house.tell(one, ProviderSettings(name="pod", redfish=fabric_of(fabric.url, w1="1")))
+            of = order((await house.offered("pod"))[0])
+            one.acquire(of)
+            await house.listed("pod", "here")
+            house.lend(of)
+            house.seen.clear()
+            house.tell(one, ProviderSettings(name="pod2", redfish=fabric_of(f"{fabric.url}/", w1="1", w2="2")))
+            assert {offer.node for offer in await house.offered("pod2")} == {"w2"}
+            await house.listed("pod", "here")
+            one.acquire(of)
+            assert house.seen[-1:] == [LeaseRefused(id=of.id, reason=CLOSING)]
+            one.release(ReleaseOrder(id=of.id, epoch=1))
+            await house.listed("pod")
+            assert not fabric.attached("1")
+            house.seen.clear()
+            house.end()
+            house.tell(one, *house.world.settings.capacity)
+            assert {offer.node for offer in await house.offered("pod2")} == {"w1", "w2"}
+            assert [seen for seen in house.seen if isinstance(seen, ProvidersSeen)][-1].providers == ("pod2",)
+            task.cancel()
+            await asyncio.wait([task])
+
+    asyncio.run(scenario())
+
+
+def test_a_system_has_one_entry_that_writes_it_though_others_are_named_for_it() -> None:
+    house = House(None)
+    east = ProviderSettings(name="east", redfish=fabric_of("https://fabric.example", w1="1", w2="2", w3="3"))
+    west = ProviderSettings(name="west", redfish=fabric_of("https://fabric.example", w1="1", w2="2"))
+    far = ProviderSettings(name="far", redfish=fabric_of("https://other.example", w1="1"))
+    house.lent("east", "w1")
+
+    def made(*entries: ProviderSettings) -> list[list[str]]:
+        return [[*one.redfish.systems] for one in apart(entries, house.world) if one.redfish is not None]
+
+    house.world = replace(house.world, settings=Settings(capacity=(west, far)))
+    assert made(west, far, east) == [["w2"], ["w1"], ["w1", "w3"]], "w3 is nobody else's"
+    both = house.world.capacity.leases
+    house.lent("west", "w1")
+    house.world = replace(house.world, capacity=Capacity(leases={**both, **house.world.capacity.leases}))
+    assert made(west, far, east) == [["w1", "w2"], ["w1"], ["w1", "w3"]], "what it has itself it keeps"
 
 
 def test_claims_of_a_fabric_that_was_named_once_are_told_and_no_other_installations(

@@ -46,6 +46,7 @@ LATE_S: Final = 900.0
 """So long what was given back may come, since this process saw it neither attached nor under way; longer than the
 service works on anything that it was asked.
 """
+NOT_YET: Final = "where it could attach is something of an entry that was taken out of the Settings, which goes first"
 Sites = Callable[[Collection[str]], Awaitable[Mapping[str, Site]]]
 """Of these nodes those that may have more Devices, and how many at most."""
 _OTHER = 412
@@ -77,6 +78,8 @@ class RedfishFabric:
 
     async def offers(self) -> tuple[Offer, ...]:
         """See Provider."""
+        if not self._reading.systems:
+            raise RefusedError(NOT_YET)
         there = await self._sites(tuple(self._reading.systems))
         try:
             fabric = await self._reading.read()
