@@ -31,10 +31,8 @@ def beside(model: Model, defaults: Pod | None = None) -> Beside:
     return amount_of({**UNASKED, **amounts}) if amounts else LEAST
 
 
-def requests_for(model: Model | None, defaults: Pod) -> dict[str, str]:
-    """The same as a list of resources, for a node that is added for it; None: nobody's, and any node does."""
-    if model is None:
-        return {}
+def requests_for(model: Model, defaults: Pod) -> dict[str, str]:
+    """The same as a list of resources, for a node that is added for it."""
     need = beside(model, defaults)
     return {"cpu": f"{need.cpu_milli}m", **({"memory": str(need.host_bytes)} if need.host_bytes else {})}
 

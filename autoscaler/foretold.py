@@ -7,6 +7,7 @@ machine, a pool, a product): what is bought would be any, and be bought again. T
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
@@ -31,9 +32,8 @@ FEATURES: Final = "feature.node.kubernetes.io"
 OF_DEVICES: Final = frozenset({"node.kubernetes.io/npu.chip.name"})
 TOPOLOGY: Final = ("topology.", "failure-domain.beta.kubernetes.io")
 """Domains of labels that tell where a node is begin so."""
-OF_NODES: Final = frozenset(
-    {*(f"{beta}kubernetes.io/{of}" for beta in ("", "beta.") for of in ("os", "arch")), "nvidia.com/gpu.present"}
-)
+MACHINES: Final = frozenset(f"{beta}kubernetes.io/{of}" for beta in ("", "beta.") for of in ("os", "arch"))
+OF_NODES: Final = MACHINES | {"nvidia.com/gpu.present"}
 """Kubelets and drivers set them on nearly every node."""
 
 
@@ -45,6 +45,13 @@ def may_come(key: str, coming: Coming) -> bool:
     if coming is Coming.NODE:
         return key in OF_NODES or domain.startswith(TOPOLOGY) or _is_within(domain, FEATURES)
     return key in OF_DEVICES or any(_is_within(domain, one) for one in (*MAKERS, FEATURES))
+
+
+def asked_for(selector: Mapping[str, str]) -> dict[str, str]:
+    """Of these labels those by which who adds a node can choose one, as all know them: where it is, and what machine.
+    A node that has another of them would be of no use, and another be ordered after it.
+    """
+    return {key: of for key, of in selector.items() if key in MACHINES or key.rpartition("/")[0].startswith(TOPOLOGY)}
 
 
 def _is_within(domain: str, of: str) -> bool:

@@ -106,6 +106,11 @@ class Pod(Part, frozen=True):
     """Of the pod. Absent: what pod security `restricted` asks for."""
 
 
+def selector_of(defaults: Pod | None, own: Pod) -> dict[str, str]:
+    """Labels that its node must have: what the Settings say, and a Model's own over that."""
+    return own.node_selector if defaults is None else {**defaults.node_selector, **own.node_selector}
+
+
 def check_pod(pod: Pod, at: Path) -> None:
     """What may be laid over a pod. Raises WrongKeyError with the path below `at`."""
     if "nodeAffinity" in pod.affinity:

@@ -37,7 +37,7 @@ from autoscaler.model import Model, Start
 from autoscaler.nodes import STUCK_S, shut
 from autoscaler.operators import closed
 from autoscaler.packing import Force, Incumbent, Shelf, Spread, Want
-from autoscaler.podspec import Pod
+from autoscaler.podspec import Pod, selector_of
 from autoscaler.prices import Prices
 from autoscaler.sizing import growth, spare_bytes
 from autoscaler.states import LEAVING
@@ -68,10 +68,9 @@ def want_of(  # noqa: PLR0917  in the order of a Want
     """One Replica of `model` as the packer is asked for it. `defaults`: what the Settings say of pods. `avoids`: nodes
     that the Model shuns now.
     """
-    gpu, own = model.spec.gpu, model.spec.pod.node_selector
+    gpu, labels = model.spec.gpu, selector_of(defaults, model.spec.pod)
     apart, near = model.spec.spread or "", model.spec.near or ""
     asked = beside(model, defaults)
-    labels = own if defaults is None or not defaults.node_selector else {**defaults.node_selector, **own}
     return Want(
         model=model.name,
         ordinal=ordinal,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from autoscaler.capacity.base import Provider, RefusedError
 from autoscaler.capacity.nodes import KarpenterNodes, uses
 from autoscaler.capacity.server import AnswerError, Object
-from autoscaler.podspec import Resources
+from autoscaler.podspec import Pod, Resources
 from autoscaler.settings import NodeKind, Price
 from autoscaler.world import World
 from tests.contracts.provider import ProviderContract, one, order, owned, release
@@ -119,6 +119,26 @@ def test_a_node_is_asked_for_on_which_its_owner_has_room_beside_its_devices() ->
         await provider.acquire(made)
         asked = karpenter.objects[f"{CLAIMS}/{made.id.name}"]["spec"]["resources"]["requests"]
         assert asked == {"cpu": "6000m", "memory": str(48 * GI), "nvidia.com/gpu": "1"}
+
+    played(scenario())
+
+
+def test_a_node_is_asked_for_where_its_owner_may_be_and_refused_where_the_pool_adds_none() -> None:
+    """Else one comes elsewhere, stands idle, and is ordered again."""
+
+    async def scenario() -> None:
+        zone, gpu = "topology.kubernetes.io/zone", "nvidia.com/gpu.present"
+        karpenter = begun()
+        provider = nodes_of(karpenter, begin=owned(pod=Pod(node_selector={zone: "b", gpu: "true"})))
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        asked = karpenter.objects[f"{CLAIMS}/{made.id.name}"]["spec"]["requirements"]
+        assert {one["key"]: one["values"] for one in asked if one["key"] in {zone, gpu}} == {zone: ["b"]}
+        await provider.release(release(made))
+        requirements = [{"key": zone, "operator": "In", "values": ["a", "c"]}]
+        karpenter.put(f"{POOLS}/{POOL}", node_pool(template={"requirements": requirements}))
+        with pytest.raises(RefusedError, match=f"NodePool {POOL} adds no node with {zone}=b"):
+            await provider.acquire(order(made.offer, 1))
 
     played(scenario())
 

@@ -128,6 +128,23 @@ def test_an_order_is_a_placeholder_for_all_devices_and_a_keeper_beside_it() -> N
     run(scenario())
 
 
+def test_the_placeholder_and_the_keeper_ask_for_where_their_owner_may_be() -> None:
+    """Labels that a driver sets no description of a group has."""
+
+    async def scenario() -> None:
+        zone, gpu = "topology.kubernetes.io/zone", "nvidia.com/gpu.present"
+        server = PlayedAutoscaler()
+        provider = group_of(server, owned(pod=Pod(node_selector={zone: "b", gpu: "true"})))
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        for name in (made.id.name, keeper_of(made.id.name)):
+            chosen = server.objects[f"{PODS}/{name}"]["spec"]["nodeSelector"]
+            assert chosen[zone] == "b"
+            assert gpu not in chosen
+
+    run(scenario())
+
+
 def test_the_placeholder_takes_what_its_owner_requests_beside_devices_and_the_keeper_next_to_nothing() -> None:
     """Else a node is added on which its owner cannot start."""
 

@@ -13,11 +13,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from autoscaler.beside import requests_for
+from autoscaler.contract import ModelName
+from autoscaler.foretold import asked_for
 from autoscaler.leases import Bought, Offer
-from autoscaler.podspec import GPU
+from autoscaler.podspec import GPU, selector_of
 from autoscaler.prices import Prices, bought
 from autoscaler.settings import NodeKind, Settings, kind_of
 from autoscaler.taints import Taint
+from autoscaler.world import World
 
 PRODUCT, MEMORY_MIB, COUNT, REPLICAS = (f"{GPU}.{name}" for name in ("product", "memory", "count", "replicas"))
 """Labels of GPU feature discovery."""
@@ -66,6 +70,23 @@ class Terms(NamedTuple):
     """See Offer."""
     bought: Bought | None = None
     """None: as the labels tell."""
+
+
+class Needs(NamedTuple):
+    """Without which a node would be of no use to whom it is added for."""
+
+    where: Mapping[str, str] = {}
+    """Labels that it asks for and that who adds nodes knows."""
+    beside: Mapping[str, str] = {}
+    """What it requests beside Devices."""
+
+
+def needs(world: World, owner: ModelName) -> Needs:
+    """Nobody's: any node does."""
+    model, defaults = world.models.get(owner), world.settings.pod
+    if model is None:
+        return Needs()
+    return Needs(asked_for(selector_of(defaults, model.spec.pod)), requests_for(model, defaults))
 
 
 def shape(labels: Mapping[str, str], kind: NodeKind | None) -> Shape | None:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from autoscaler.beside import requests_for
 from autoscaler.capacity import placeholders
-from autoscaler.capacity.addednodes import EXPECTED_S, Shape, Terms, offer, shape
+from autoscaler.capacity.addednodes import EXPECTED_S, Shape, Terms, needs, offer, shape
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.nodeclaims import PROVIDER
 from autoscaler.capacity.nodes import NODES, PODS, of_us, uses
@@ -63,8 +62,8 @@ class NodeGroup:
         if order.id.name not in names and len(there) >= self._group.nodes_max:
             raise RefusedError(f"{self._name} has {len(there)} nodes for us, which is its nodesMax")
         world = self._world()
-        beside = requests_for(world.models.get(order.owner), world.settings.pod)
-        for pod in placeholders.pods(order, self._group, world.settings.pod.tolerations, beside):
+        tolerated = world.settings.pod.tolerations
+        for pod in placeholders.pods(order, self._group, tolerated, needs(world, order.owner)):
             await self._make(pod)
 
     async def _make(self, pod: Object) -> None:

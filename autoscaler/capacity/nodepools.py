@@ -127,24 +127,32 @@ def variants(pool: Pool, kinds: Sequence[NodeKind]) -> tuple[Variant, ...]:
     """All that it could add, each under a name that stays its own as long as the Settings do."""
     found: dict[str, Variant] = {}
     for kind in (*kinds, None):
-        pinned = _pinned(pool, {} if kind is None else kind.selector)
-        if pinned is None:
+        more = pinned(pool, {} if kind is None else kind.selector)
+        if more is None:
             continue
-        labels = {**pool.labels, **pinned}
+        labels = {**pool.labels, **more}
         of = shape(labels, kind)
         if of is None or not of.devices or kind_of(labels, kinds) is not kind:
             continue
-        stem = ".".join(pinned[key] for key in sorted(pinned)) or pool.name
+        stem = ".".join(more[key] for key in sorted(more)) or pool.name
         for word in BOUGHT:
             if _buys(pool, word):
-                name, more = f"{stem}/{word}", {BOUGHT_LABEL: word}
-                found.setdefault(name, Variant(name, of, {**labels, **more}, {**pinned, **more}))
+                name, how = f"{stem}/{word}", {BOUGHT_LABEL: word}
+                found.setdefault(name, Variant(name, of, {**labels, **how}, {**more, **how}))
     return tuple(found.values())
 
 
-def _pinned(pool: Pool, selector: Mapping[str, str]) -> dict[str, str] | None:
+def within(pool: Pool, variant: Variant, selector: Mapping[str, str]) -> Variant | None:
+    """Those of a kind that have these labels as well; None: the pool has none."""
+    more = pinned(pool, {key: value for key, value in selector.items() if key not in variant.labels})
+    if more is None:
+        return None
+    return variant._replace(labels={**variant.labels, **more}, pinned={**variant.pinned, **more})
+
+
+def pinned(pool: Pool, selector: Mapping[str, str]) -> dict[str, str] | None:
     """What must be asked for to get such a node; None: the pool has none."""
-    pinned: dict[str, str] = {}
+    found: dict[str, str] = {}
     for key, value in selector.items():
         if key in pool.labels:
             if pool.labels[key] != value:
@@ -153,8 +161,8 @@ def _pinned(pool: Pool, selector: Mapping[str, str]) -> dict[str, str] | None:
         said = [one for one in pool.requirements if one.key == key]
         if not all(one.admits(value) for one in said) or not (said or _of_clouds(key)):
             return None
-        pinned[key] = value
-    return pinned
+        found[key] = value
+    return found
 
 
 def _of_clouds(key: str) -> bool:

@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autoscaler.beside import requests_for
 from autoscaler.capacity import nodeclaims, nodepools
-from autoscaler.capacity.addednodes import EXPECTED_S, Terms, offer
+from autoscaler.capacity.addednodes import EXPECTED_S, Terms, needs, offer
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.nodepools import GROUP, POOL_LABEL, VERSIONS, Pool
 from autoscaler.capacity.server import CONFLICT, ENDED, AnswerError, Object, Server, refuse, served
@@ -72,6 +71,7 @@ class KarpenterNodes:
             self._mine(there)
             return
         world = self._world()
+        need = needs(world, order.owner)
         variants = nodepools.variants(pool, world.settings.nodes)
         variant = next((one for one in variants if one.name == order.offer.name), None)
         if variant is None:
@@ -80,9 +80,13 @@ class KarpenterNodes:
             raise RefusedError(
                 f"NodePool {pool.name} {pool.closed or 'has reached its limits, with what is on its way'}"
             )
-        beside = requests_for(world.models.get(order.owner), world.settings.pod)
+        variant = nodepools.within(pool, variant, need.where)
+        if variant is None:
+            raise RefusedError(f"NodePool {pool.name} adds no node with {', '.join(map('='.join, need.where.items()))}")
         try:
-            await self._server.create(nodeclaims.path(pool.version), nodeclaims.manifest(order, pool, variant, beside))
+            await self._server.create(
+                nodeclaims.path(pool.version), nodeclaims.manifest(order, pool, variant, need.beside)
+            )
         except AnswerError as error:
             if error.status != CONFLICT:
                 refuse(error)

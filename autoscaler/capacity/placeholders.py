@@ -10,11 +10,12 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
+from autoscaler.capacity.addednodes import Needs
 from autoscaler.capacity.nodeclaims import PROVIDER, WRITER, lease, notes
 from autoscaler.capacity.server import ENDED, Object
 from autoscaler.leases import AcquireOrder, Listed
@@ -44,11 +45,9 @@ def keeper_of(name: str) -> str:
 
 
 def pods(
-    order: AcquireOrder, group: ClusterAutoscaler, tolerations: Sequence[Toleration], beside: Mapping[str, str]
+    order: AcquireOrder, group: ClusterAutoscaler, tolerations: Sequence[Toleration], need: Needs
 ) -> tuple[Object, Object]:
-    """(keeper, placeholder): in the order in which they are made, so that no placeholder is without its keeper.
-    `beside`: what its owner requests beside Devices, without room for which the node would be of no use.
-    """
+    """(keeper, placeholder): in the order in which they are made, so that no placeholder is without its keeper."""
     borne: list[Object] = [{"key": GPU, "operator": "Exists"}]
     borne += [
         {key: said for key, said in (
@@ -58,7 +57,8 @@ def pods(
     ]  # fmt: skip
     name, of = order.id.name, {MANAGED_BY: WRITER, PROVIDER: order.id.provider}
     many = str(order.devices * order.offer.parts)
-    common: Object = {"tolerations": borne, "nodeSelector": dict(group.node_labels), "securityContext": _SECURITY,
+    common: Object = {
+        "tolerations": borne, "nodeSelector": {**need.where, **group.node_labels}, "securityContext": _SECURITY,
         "automountServiceAccountToken": False, "enableServiceLinks": False, "terminationGracePeriodSeconds": 0,
     }  # fmt: skip
     with_it = {"labelSelector": {"matchLabels": {PLACE: name}}, "topologyKey": HOST}
@@ -78,7 +78,7 @@ def pods(
         "metadata": {"name": name, "labels": {**of, PLACE: name}, "annotations": notes(order)},
         "spec": {
             **common, "priorityClassName": group.priority_class,
-            "containers": [_container(group.image, {"requests": {**LITTLE, **beside}, "limits": {GPU: many}})],
+            "containers": [_container(group.image, {"requests": {**LITTLE, **need.beside}, "limits": {GPU: many}})],
         },
     }  # fmt: skip
     return keeper, placeholder
