@@ -50,6 +50,12 @@ class Redfish(Part, frozen=True):
     publish: bool = False
     """Claims of anybody may be given what it could attach: that is published as ResourceSlices."""
 
+    @property
+    def places(self) -> dict[str, tuple[str, str]]:
+        """By node the service, and the system's path there: the same text for the same, however it is written."""
+        service = self.url.rstrip("/").lower()
+        return {node: (service, path.rstrip("/")) for node, path in self.systems.items()}
+
 
 class Karpenter(Part, frozen=True):
     """Nodes that Karpenter adds."""
@@ -140,6 +146,18 @@ def check_providers(providers: Sequence[ProviderSettings]) -> None:
             told = " and ".join(one.kinds) or "none"
             raise WrongKeyError(at, f"expected exactly one of {', '.join(KINDS)}; there is {told}")
         _check_kind(one, at)
+    _check_writers(providers)
+
+
+def _check_writers(providers: Sequence[ProviderSettings]) -> None:
+    """A system of a fabric has one: two would take each other's GPUs for nobody's. One that closes gives it up."""
+    writers: dict[tuple[str, str], str] = {}
+    for position, one in enumerate(providers):
+        for node, system in ({} if one.redfish is None or one.closing else one.redfish.places).items():
+            if system in writers:
+                fix = f"`{writers[system]}` has that system: name it in one entry, or say in the other `closing: true`"
+                raise WrongKeyError(("capacity", position, "redfish", "systems", node), fix)
+            writers[system] = one.name
 
 
 def _check_kind(one: ProviderSettings, at: Path) -> None:

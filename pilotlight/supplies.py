@@ -187,14 +187,14 @@ def check(settings: Settings, mode: Mode) -> None:
 
 def apart(entries: Sequence[ProviderSettings], world: World) -> tuple[ProviderSettings, ...]:
     """As they are made: a system of a fabric has one writer. Who is named for it now gets it when nothing is there any
-    more of an entry that was taken out, unless it has something there, too.
+    more of an entry that closes or was taken out, unless it has something there, too.
     """
-    named = {one.name for one in world.settings.capacity}
+    named = {one.name for one in world.settings.capacity if not one.closing}
     nodes = {(id.provider, one.offer.node) for id, one in world.capacity.leases.items()}
     nodes |= {(id.provider, one.listed.node) for id, one in world.capacity.leases.items() if one.listed is not None}
     wanted, kept = set[tuple[str, str]](), set[tuple[str, str]]()
     for entry in entries:
-        for node, system in _systems(entry).items():
+        for node, system in _places(entry).items():
             if entry.name in named:
                 wanted.add(system)
             elif (entry.name, node) in nodes:
@@ -206,7 +206,7 @@ def apart(entries: Sequence[ProviderSettings], world: World) -> tuple[ProviderSe
         others = kept if entry.name in named else wanted
         mine = {
             node: system[1]
-            for node, system in _systems(entry).items()
+            for node, system in _places(entry).items()
             if (entry.name, node) in nodes or system not in others
         }
         return replace(entry, redfish=replace(entry.redfish, systems=mine))
@@ -214,10 +214,8 @@ def apart(entries: Sequence[ProviderSettings], world: World) -> tuple[ProviderSe
     return tuple(map(part, entries))
 
 
-def _systems(entry: ProviderSettings) -> dict[str, tuple[str, str]]:
-    """By node the service, and the path there."""
-    told = entry.redfish
-    return {} if told is None else {node: (told.url.rstrip("/"), path) for node, path in told.systems.items()}
+def _places(entry: ProviderSettings) -> dict[str, tuple[str, str]]:
+    return {} if entry.redfish is None else entry.redfish.places
 
 
 class Supplies:
@@ -266,8 +264,9 @@ class Supplies:
             self._publishing.look()
 
     def _over(self, world: World) -> bool:
-        """Whether one that is not named any more has nothing left, or nothing at a node that another is named for."""
-        left = len(self._entries) > len(world.settings.capacity)
+        """Whether one that closes, or is not named any more, has nothing left, or nothing where another is named."""
+        entries = world.settings.capacity
+        left = len(self._entries) > len(entries) or any(one.closing for one in entries)
         return left and apart(self._named(world), world) != self._parts
 
     def _named(self, world: World) -> tuple[ProviderSettings, ...]:

@@ -117,6 +117,17 @@ def test_names_are_one_providers_each_and_there_are_not_too_many() -> None:
         check_providers([decode(entry, ProviderSettings)] * (PROVIDERS_MAX + 1))
 
 
+def test_a_system_of_a_fabric_is_one_entrys_but_for_one_that_closes() -> None:
+    one = f"{{name: a, {REDFISH}}}"
+    two = "name: b, redfish: {url: 'https://FABRIC/', systems: {n0: /redfish/v1/Systems/0, n1: /redfish/v1/Systems/1/}}"
+    refused = (
+        "capacity[1].redfish.systems.n1: `a` has that system: name it in one entry, or say in the other `closing: true`"
+    )
+    assert wrong(one, f"{{{two}}}") == refused
+    text = f"apiVersion: {API_VERSION}\nkind: Settings\ncapacity: [{one}, {{{two}, closing: true}}]"
+    assert len(load([("s.yaml", text)], {}).settings.capacity) == 2
+
+
 def test_a_fabric_that_publishes_has_a_name_that_pools_may_have() -> None:
     told = Redfish(url="https://fabric.example", systems={"w1": "/redfish/v1/Systems/1"}, publish=True)
     check_providers([ProviderSettings(name="pod2", redfish=told)])

@@ -256,6 +256,9 @@ def test_a_system_has_one_entry_that_writes_it_though_others_are_named_for_it() 
     house.lent("west", "w1")
     house.world = replace(house.world, capacity=Capacity(leases={**both, **house.world.capacity.leases}))
     assert made(west, far, east) == [["w1", "w2"], ["w1"], ["w1", "w3"]], "what it has itself it keeps"
+    closes = replace(east, closing=True)
+    house.world = replace(house.world, settings=Settings(capacity=(closes, west)), capacity=Capacity(leases=both))
+    assert made(closes, west) == [["w1", "w3"], ["w2"]], "so it is where it closes and is named still"
 
 
 def test_claims_of_a_fabric_that_was_named_once_are_told_and_no_other_installations(

@@ -46,7 +46,7 @@ LATE_S: Final = 900.0
 """So long what was given back may come, since this process saw it neither attached nor under way; longer than the
 service works on anything that it was asked.
 """
-NOT_YET: Final = "where it could attach is something of an entry that was taken out of the Settings, which goes first"
+NOT_YET: Final = "where it could attach is something of an entry that closes or was taken out, which goes first"
 Sites = Callable[[Collection[str]], Awaitable[Mapping[str, Site]]]
 """Of these nodes those that may have more Devices, and how many at most."""
 _OTHER = 412
