@@ -91,7 +91,8 @@ def cro(entry: ProviderSettings, around: Around) -> Provider:
     """GPUs of a fabric, by the composable resource operator."""
     if entry.cro is None:
         raise TypeError(entry.name)
-    return CroFabric(entry.name, entry.cro.model, around.server, around.world, entry.expected_seconds, around.turns)
+    expected_s, turns = entry.expected_seconds, around.turns
+    return CroFabric(entry.name, entry.cro.model, around.server, around.world, expected_s, turns=turns)
 
 
 def karpenter(entry: ProviderSettings, around: Around) -> Provider:

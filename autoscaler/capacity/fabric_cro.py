@@ -76,9 +76,9 @@ class CroFabric:
     `turns`: of all that attach to the same nodes.
     """
 
-    def __init__(  # noqa: PLR0917  who, of what, at whom, knowing what, beside whom
+    def __init__(
         self, name: str, model: str, server: Server, world: Callable[[], World], expected_s: float | None = None,
-        turns: Turns | None = None,
+        *, turns: Turns | None = None,
     ) -> None:  # fmt: skip
         self._name, self._model, self._server, self._world = name, model, server, world
         self._expected_s = EXPECTED_S if expected_s is None else expected_s
