@@ -7,7 +7,9 @@ them. What the Plan has given to somebody by now is not there to be had.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
+from operator import itemgetter
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -90,14 +92,18 @@ def covered(ground: Ground, wants: Sequence[Want], leases: Sequence[Lease]) -> d
     order; who has room on none of them, on those together that nobody has.
     """
     found: dict[Want, LeaseId] = {}
+    had: set[LeaseId] = set()
+    left = _Left(wants)
     for some in (*([one] for one in leases), leases if len(leases) > 1 else ()):
-        offered = {lease.id: _awaited(ground.world, lease) for lease in some if lease.id not in found.values()}
+        offered = {lease.id: _awaited(ground.world, lease) for lease in some if lease.id not in had} if left else {}
         where = {one.id: lease for lease, there in offered.items() for one in there}
-        left = [want for want in wants if want not in found]
-        got = _packed(ground, left, [one for there in offered.values() for one in there]) if left and where else ()
+        got = _packed(ground, left, [one for there in offered.values() for one in there]) if where else ()
         for want, ids in got:
             leased = [where[slice_] for slice_ in ids if slice_ in where]
-            found |= {want: leased[0]} if leased else {}
+            if leased:
+                found[want] = leased[0]
+                had.add(leased[0])
+                left.drop(want)
     return found
 
 
@@ -110,7 +116,7 @@ def devices_for(ground: Ground, want: Want, offer: Offer) -> int | None:
     """The fewest Devices of the Offer with which the Want has room; None: with no number of them."""
     for many in range(fewest(want, offer), offer.devices_max + 1):
         added = virtual(ground.world, offer, range(many), TRIAL)
-        got = _packed(ground, [want], added)
+        got = _packed(ground, _Left([want]), added)
         new = {one.id for one in added}
         if any(not new.isdisjoint(ids) for _, ids in got):
             return many
@@ -123,11 +129,11 @@ def _awaited(world: World, lease: Lease) -> tuple[Slice, ...]:
     return virtual(world, offer, lacking(world, lease), lease.id.name)
 
 
-def _packed(ground: Ground, wants: Sequence[Want], added: Sequence[Slice]) -> Got:
+def _packed(ground: Ground, wants: _Left, added: Sequence[Slice]) -> Got:
     """Who has room, and where, on those Slices and what else their nodes have."""
     world, nodes = ground.world, {one.node for one in added}
     there = [one for one in world.slices.values() if one.node in nodes and one.id not in ground.taken]
-    few = [*_few(wants, (*there, *added))]
+    few = wants.few((*there, *added))
     if ground.answers is None or there:
         return _asked(ground, few, (*there, *added))
     return ground.answers.of(world, few, added, lambda: _asked(ground, few, added))
@@ -145,18 +151,34 @@ def _asked(ground: Ground, wants: Sequence[Want], there: Sequence[Slice]) -> Got
     return [*found, *((meek[one.want], one.slices) for one in packing.unmet if one.promised)]
 
 
-def _few(wants: Sequence[Want], slices: Collection[Slice]) -> Iterator[Want]:
-    """Of those that are alike no more than there could ever be room for: to tell each of the others why it has none
-    takes longer than all else.
-    """
-    left: dict[tuple[object, ...], int] = {}
-    for want in wants:
-        alike = (want.kind, want.choice, want.trust)
-        if alike not in left:
-            left[alike] = sum(_most(want, one) for one in slices)
-        left[alike] -= 1
-        if left[alike] >= 0:
-            yield want
+class _Left:
+    """Who lacks room, in their order."""
+
+    def __init__(self, wants: Sequence[Want]) -> None:
+        self._alike: dict[tuple[object, ...], dict[Want, int]] = {}
+        """By all that decides where one fits: their numbers."""
+        self._groups: dict[Want, dict[Want, int]] = {}
+        for number, want in enumerate(wants):
+            group = self._alike.setdefault((want.kind, want.choice, want.trust), {})
+            group[want] = number
+            self._groups[want] = group
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def drop(self, want: Want) -> None:
+        """It has some."""
+        del self._groups.pop(want)[want]
+
+    def few(self, slices: Collection[Slice]) -> list[Want]:
+        """Of those that are alike no more than there could ever be room for: to tell each of the others why it has none
+        takes longer than all else.
+        """
+        found: list[tuple[int, Want]] = []
+        for group in filter(None, self._alike.values()):
+            most = sum(_most(next(iter(group)), one) for one in slices)
+            found += ((number, want) for want, number in islice(group.items(), most))
+        return [want for _, want in sorted(found, key=itemgetter(0))]
 
 
 def _most(want: Want, slice_: Slice) -> int:

@@ -40,12 +40,14 @@ class Ways:
         self._now_s = now_s
         self._outlook = outlook
         self._known: dict[Want, dict[SliceId, Option | None]] = {}
-        """Options by everything of a Want that they depend on."""
+        """Options by everything of a Want that they depend on (`_alike`), as all that follows."""
         self._searches: dict[Want, Search] = {}
         self._grades: dict[tuple[ModelName, int, Force], Grade] = {}
         """By what of a Want decides who may have to go; as they were at first: who leaves later makes it no cheaper."""
         self._willing: dict[tuple[ModelName, int, Force], dict[SliceId, tuple[Incumbent, ...]]] = {}
         self._could: dict[tuple[Kind, Choice], Flags] = {}
+        self._none: set[Want] = set()
+        """For whom there is no way, while nothing is otherwise."""
         self._soon: Ints | None = None
         """[3, lanes]: see Roster."""
         self._otherwise: set[SliceId] = set()
@@ -54,6 +56,7 @@ class Ways:
 
     def forget(self, ids: Iterable[SliceId]) -> None:
         """These are otherwise now."""
+        self._none.clear()
         for id in ids:
             self._otherwise.add(id)
             for known in self._known.values():
@@ -64,6 +67,7 @@ class Ways:
     def reconsider(self, ids: Iterable[SliceId]) -> None:
         """What their node has beside them is, too."""
         ids = frozenset(ids)
+        self._none.clear()
         for known in self._known.values():
             for id in ids:
                 known.pop(id, None)
@@ -76,7 +80,7 @@ class Ways:
         it asks for, or the least with which it makes do where that costs others less.
         """
         if want.devices > 1:
-            return self._team(want)
+            return self._team(self._alike(want))
         asked, least = want.memory_bytes, want.least.memory_bytes
         found = self._one(want.granted(asked))
         if found is not None and found.rung < EVICT:
@@ -89,6 +93,16 @@ class Ways:
         return None if found is None else (found,)
 
     def _one(self, want: Want) -> Option | None:
+        alike = self._alike(want)
+        if alike in self._none:
+            return None
+        found = self._any(alike)
+        if found is None:
+            self._none.add(alike)
+        return found
+
+    def _any(self, want: Want) -> Option | None:
+        """`want`: for all that are alike."""
         yard, kind, choice = self._yard, want.kind, want.choice
         soon = {*yard.soon(want.trust), *self._emptying(want)}
         coming = self._among(soon, want)
@@ -109,10 +123,9 @@ class Ways:
 
     def _search(self, want: Want) -> Search:
         """Among all Slices that could hold it, were nobody there."""
-        alike = self._alike(want)
-        if alike not in self._searches:
-            self._searches[alike] = Search(self._floors(alike), partial(self._option, alike))
-        return self._searches[alike]
+        if want not in self._searches:
+            self._searches[want] = Search(self._floors(want), partial(self._option, want))
+        return self._searches[want]
 
     def _floors(self, want: Want) -> Iterator[tuple[Key, SliceId]]:
         """Of the Slices on which somebody may have to go for it: no `key` of an Option with victims there is below.
@@ -202,7 +215,7 @@ class Ways:
 
     def _options(self, want: Want, ids: Iterable[SliceId]) -> Iterator[Option]:
         """The cheapest Option of each of these Slices that has one."""
-        known = self._known.setdefault(self._alike(want), {})
+        known = self._known.setdefault(want, {})
         for id in ids:
             if id not in known:
                 known[id] = self._option(want, id)
