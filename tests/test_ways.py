@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from autoscaler.contract import ReplicaId, TenantName
+from autoscaler.eviction import Option
 from autoscaler.packing import Force, Shelf, Want
 from autoscaler.trust import Trust
 from autoscaler.ways import Ways
 from autoscaler.world import SliceId
+from tests import test_packer_hosts as hosts
 from tests.kit.worlds import T0, device
 from tests.test_packer import on, placed, run, shelf, victims, want
 
@@ -26,7 +28,7 @@ def drawn(rng: Random, node: int, at: int) -> Shelf:
     there = [
         on(rng.choice("abcd"), rng.randrange(1, 9), replica=ReplicaId(f"{name}-{number}"),
            priority=rng.randrange(-1, 3), busy=rng.random() < 0.5, kept=rng.random() < 0.3,
-           leaving=rng.random() < 0.3, evictable_s=rng.choice((0.0, T0, T0 + 1)),
+           leaving=rng.random() < 0.3, evictable_s=rng.choice((0.0, T0, T0 + 1)), beside=hosts.cores(rng.randrange(3)),
            trust=rng.choice((Trust(), ACME, ZETA)))
         for number in range(rng.choice((0, 0, 1, 1, 2)))
     ]  # fmt: skip
@@ -54,3 +56,38 @@ def test_of_nodes_that_may_have_a_team_none_is_left_out() -> None:
             assert run(wants, shelves) == found, seed
         seen.update(placed=bool(placed(found)), evicts=bool(victims(found)), unmet=bool(found.unmet))
     assert min(seen[what] for what in ("placed", "evicts", "unmet")) > 20, seen
+
+
+def test_for_whom_there_is_no_way_there_is_none_for_those_who_are_alike() -> None:
+    known = Counter[bool]()
+    real = Ways._one
+
+    def counted(ways: Ways, asked: Want) -> Option | None:
+        known[ways._alike(asked) in ways._none] += 1
+        return real(ways, asked)
+
+    for seed in range(600):
+        rng = Random(seed)
+        shelves = [drawn(rng, node, at) for node in range(rng.randrange(1, 3)) for at in range(rng.randrange(1, 3))]
+        cores = {one.slice.node: rng.randrange(2, 9) for one in shelves}
+        wants = [
+            hosts.asks(f"w{at}", rng.choice((0, 2)), rng.choice((10, 16)), priority=rng.randrange(-1, 2),
+                       force=rng.choice((Force.IDLE, Force.BUSY)), trust=rng.choice((Trust(), ACME)))
+            for at in range(rng.randrange(2, 13))
+        ]  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Ways, "_one", lambda ways, asked: ways._any(ways._alike(asked)))
+            each_by_itself = hosts.run(wants, shelves, cores)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Ways, "_one", counted)
+            assert hosts.run(wants, shelves, cores) == each_by_itself, seed
+    assert known[True] > 100, known
+
+
+def test_who_had_no_way_has_one_when_somebody_else_has_made_more_room_than_he_needs() -> None:
+    wants = [want("a", 4, force=Force.IDLE), want("b", 4), want("c", 4, force=Force.IDLE)]
+    there = shelf(device("g0", 24), on("x", 22, busy=True))
+    found = run(wants, [there])
+    assert victims(found) == ["x"]
+    assert {one.want.model for one in found.unmet if one.promised} == {"b", "c"}
+    assert [one.want.model for one in found.unmet if not one.promised] == ["a"]
