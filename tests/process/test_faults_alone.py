@@ -47,6 +47,7 @@ async def no_autoscaler(one: Serving, how: str) -> AsyncIterator[None]:
         yield
     finally:
         documents.write_bytes(good)
+        await until("another one is there", one.answers)  # or one that read them while broken is who is told to stop
 
 
 async def kept_route(one: Serving) -> None:
