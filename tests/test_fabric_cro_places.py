@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_cro import CroFabric
-from autoscaler.capacity.fabric_requests import REQUESTS
+from autoscaler.capacity.fabric_requests import REQUESTS, name_for
 from autoscaler.capacity.supplying import Told
 from autoscaler.capacity.turns import Turns
 from autoscaler.leases import LeaseRefused, LeasesSeen, OffersSeen
 from autoscaler.providers import Cro, ProviderSettings
 from autoscaler.settings import Settings
 from pilotlight.supplies import Supplies
-from tests.contracts.provider import order
+from tests.contracts.provider import order, release
 from tests.kit.cro_rack import MODEL, NODE, SETTINGS, Rack, world
 from tests.test_fabric_cro import old_at_hand
 
@@ -83,5 +83,30 @@ def test_what_another_product_was_ordered_of_a_node_counts_though_it_is_not_at_h
         with pytest.raises(RefusedError, match="no place for 1 more"):
             await other.acquire(made[1])
         assert len([path for path in rack.server.objects if path.startswith(REQUESTS)]) == 1
+
+    rack.run(scenario())
+
+
+@pytest.mark.parametrize("takes_s", [1.0, 60.0])
+def test_an_order_waits_a_moment_for_a_request_that_is_over_to_be_gone(takes_s: float) -> None:
+    rack = Rack()
+
+    async def scenario() -> None:
+        provider = rack.provider()
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await rack.until_here(made.id.name)
+        await provider.release(release(made))
+        rack.cro.period_s = takes_s  # it looks so often from now on
+        while not rack.server.objects[f"{REQUESTS}/{name_for(MODEL, NODE)}"]["metadata"].get("deletionTimestamp"):
+            await provider.list()
+            await asyncio.sleep(0.1)
+        assert not await provider.list()
+        if takes_s < 2.0:
+            await provider.acquire(made)
+            await rack.until_here(made.id.name)
+        else:
+            with pytest.raises(RefusedError, match="its request .* is being deleted"):
+                await provider.acquire(made)
 
     rack.run(scenario())

@@ -40,7 +40,9 @@ NO_MOST = (
     f"`nodes` whose `selector` a node has, or annotation `{GPU_COUNT}` to the nodes or their MachineSet"
 )
 TRIES = 5
-"""Of a write that another overtook."""
+"""Of a write that another overtook, or of an order that comes while the request of one before is being deleted."""
+GOING_S = 0.5
+"""From one such try to the next while it is: the operator takes a moment for a request that has nothing any more."""
 REST_S = 1.0
 """From one time that something is told to have changed to the next."""
 FRESH_S = 60.0
@@ -54,6 +56,10 @@ PARTIAL_S = 90.0
 NEWEST: Mapping[str, str] = MappingProxyType({})
 AT_HAND: Mapping[str, str] = MappingProxyType({"resourceVersion": "0"})
 """How lists are asked for: as they are now, or as the API server has them at hand, which may be a moment old."""
+
+
+class _GoingError(RefusedError):
+    """Not yet: the request of that node is being deleted."""
 
 
 class _Seen(NamedTuple):
@@ -185,7 +191,7 @@ class CroFabric:
             raise RefusedError(f"node {node} has no place for {order.devices} more")
         request = seen.on(self._model, node)
         if request is not None and request.going:
-            raise RefusedError(f"its request {request.name} is being deleted")
+            raise _GoingError(f"its request {request.name} is being deleted")
         note = Note(
             provider=self._name, owner=order.owner, epoch=order.epoch, devices=order.devices,
             asked_unix_s=self._server.unix_s(), before=self._before(node, seen),
@@ -350,10 +356,12 @@ class CroFabric:
 
 
 async def _again(write: Callable[[], Awaitable[None]]) -> None:
-    """Until nobody overtakes it, be it that what it changes is another by then or is gone."""
+    """Until nobody overtakes it, be it that what it changes is another by then or is gone or is just going."""
     for _ in range(TRIES - 1):
         try:
             return await write()
+        except _GoingError:
+            await asyncio.sleep(GOING_S)
         except AnswerError as error:
             if error.status not in {CONFLICT, NOT_FOUND}:
                 raise
