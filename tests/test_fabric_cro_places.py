@@ -106,7 +106,7 @@ def test_an_order_waits_a_moment_for_a_request_that_is_over_to_be_gone(takes_s: 
             await provider.acquire(made)
             await rack.until_here(made.id.name)
         else:
-            with pytest.raises(RefusedError, match="its request .* is being deleted"):
+            with pytest.raises(RefusedError, match="its request"):
                 await provider.acquire(made)
 
     rack.run(scenario())

@@ -67,6 +67,7 @@ class Node:
         self.silent = False
         """Cut off: its processes go on, and it neither reports nor listens."""
         self._ready, self._boots, self._runtime = True, 1, "process"
+        self._telling = asyncio.Lock()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Node]:
@@ -96,18 +97,18 @@ class Node:
     async def has(self, amounts: Mapping[str, str]) -> None:
         """What a device plug-in says when a GPU comes or goes."""
         self._amounts = dict(amounts)
-        await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
+        await self._tell()
 
     async def runs(self, runtime: str) -> None:
         """What it says that its containers are run by, whatever does."""
         self._runtime = runtime
-        await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
+        await self._tell()
 
     async def restarts(self, *, over: bool) -> None:
         """Its machine, on which there is no pod, goes down, or is up again."""
         self._ready = over
         self._boots += over
-        await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
+        await self._tell()
 
     # --- its object --------------------------------------------------------------------------------------------------
 
@@ -118,7 +119,7 @@ class Node:
             "spec": {"taints": self._taints},
         }  # fmt: skip
         await self.api.create("/api/v1/nodes", node)
-        await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
+        await self._tell()
         await self.api.create(LEASES, {**self._lease(), "metadata": {"name": self.name}})
 
     async def _untainted(self) -> None:
@@ -129,6 +130,11 @@ class Node:
                 if not any(taint["key"].startswith("node.kubernetes.io/") for taint in taints):
                     return
                 await asyncio.sleep(0.02)
+
+    async def _tell(self) -> None:
+        """One after another: of two at once the older could be what stays."""
+        async with self._telling:
+            await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
 
     def _status(self) -> Object:
         amounts = {"cpu": "32", "memory": "256Gi", "pods": "110", "ephemeral-storage": "1Ti", **self._amounts}
@@ -161,7 +167,7 @@ class Node:
         found = await self.api.get(f"/api/v1/nodes/{self.name}", resourceVersion="0")
         told = [one["status"] for one in found["status"].get("conditions", ()) if one["type"] == "Ready"]
         if told != [str(self._ready)]:
-            await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
+            await self._tell()
 
     # --- its pods ----------------------------------------------------------------------------------------------------
 
