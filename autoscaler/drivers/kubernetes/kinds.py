@@ -47,6 +47,8 @@ class Kinds:
         self._watches: dict[str, Watched[Any]] = {}  # each of a type of its own, which does not matter here
         self._absent: set[str] = set()
         """Collections whose kind the cluster does not have."""
+        self._whole: set[str] = set()
+        """Collections of which all has been told."""
 
     def add(
         self, path: str, read: Callable[[Object], T | None],
@@ -67,7 +69,7 @@ class Kinds:
         async with asyncio.TaskGroup() as tasks:
             for path, watched in self._watches.items():
                 tasks.create_task(self._follow(path, watched))
-                tasks.create_task(self._say_synced(watched.synced))
+                tasks.create_task(self._say_synced(path, watched.synced))
             tasks.create_task(self._put_often())
 
     async def _follow(self, path: str, watched: Watched[Any]) -> None:
@@ -94,9 +96,10 @@ class Kinds:
         self._absent.discard(path)
         return None
 
-    async def _say_synced(self, synced: asyncio.Event) -> None:
+    async def _say_synced(self, path: str, synced: asyncio.Event) -> None:
         await synced.wait()
-        self._news.set()
+        if path not in self._whole:  # else it was told in the moment before: the same would be told twice
+            self._news.set()
 
     async def _put_often(self) -> None:
         while True:
@@ -104,4 +107,5 @@ class Kinds:
             await asyncio.sleep(TOGETHER_S)
             self._news.clear()
             if all(path in self._absent or watched.synced.is_set() for path, watched in self._watches.items()):
+                self._whole.update(path for path, watched in self._watches.items() if watched.synced.is_set())
                 self._put()

@@ -1,0 +1,56 @@
+"""Collections of kinds that a cluster may not have yet: when what there is is told, and that it is told once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.drivers.kubernetes.kinds import TOGETHER_S, Kinds
+from autoscaler.drivers.kubernetes.watching import INITIAL_END
+from tests.sim.virtual import run
+
+ALL: Object = {"metadata": {"resourceVersion": "2", "annotations": {INITIAL_END: "true"}}}
+ONE: Object = {"metadata": {"name": "a", "namespace": "n", "resourceVersion": "1"}}
+
+
+class Told:
+    """An API server that has told all of a collection after so long, and then says nothing."""
+
+    def __init__(self, after_s: dict[str, float]) -> None:
+        self._after_s = after_s
+
+    async def get(self, path: str, **query: str) -> Object:
+        del path, query
+        return {}
+
+    async def watch(
+        self, path: str, version: str | None, *_: object, **__: object
+    ) -> AsyncIterator[tuple[str, Object]]:  # fmt: skip
+        if version is None:
+            yield "ADDED", ONE
+            await asyncio.sleep(self._after_s[path])
+            yield "BOOKMARK", ALL
+        await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("late_s", [0.0, TOGETHER_S / 2, TOGETHER_S, 2 * TOGETHER_S])
+def test_what_there_is_is_told_once_whenever_the_last_of_it_was_listed(late_s: float) -> None:
+    """Be it in the very moment in which all of it was found to be there."""
+
+    async def scenario() -> None:
+        puts_s: list[float] = []
+        clock = asyncio.get_running_loop().time
+        kinds = Kinds(cast("Api", Told({"/first": 0.0, "/second": late_s})), lambda: puts_s.append(clock()))
+        read: Any = dict
+        for path in ("/first", "/second"):
+            kinds.add(path, read)
+        task = asyncio.create_task(kinds.run())
+        await asyncio.sleep(10 * TOGETHER_S)
+        assert len(puts_s) == 1
+        task.cancel()
+
+    run(scenario())
