@@ -129,7 +129,7 @@ def _one(draft: Draft, observation: Observation) -> None:
         case ReplicaSeen():
             fold_replicas.seen(draft, observation)
         case Reported():
-            fold_reports.reported(draft, observation.report)
+            fold_reports.reported(draft, observation)
         case Acted(action=CutNode() as action):
             fold_cutting.acted(draft, action)
         case Acted(action=(AcquireLease() | ReleaseLease()) as action):

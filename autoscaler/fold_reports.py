@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from autoscaler import histories
-from autoscaler.contract import GatewayId, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
+from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.draft import Draft, with_grant
 from autoscaler.fairness import lifted
-from autoscaler.indices import expired, levels_of, uses_of
-from autoscaler.observations import Granted
+from autoscaler.indices import demand_in, expired, levels_of, uses_of
+from autoscaler.observations import Granted, Reported
 from autoscaler.tenant import weight_of
-from autoscaler.world import Gateway, Grant
+from autoscaler.world import Gateway, Grant, World
 
 BOOTS_MAX = 8
 """Dead boots remembered per gateway: their reports may still come late."""
@@ -26,8 +26,9 @@ GONE_KEPT_S = 60.0
 """A gateway proven dead is forgotten after this."""
 
 
-def reported(draft: Draft, report: Report) -> None:
+def reported(draft: Draft, of: Reported) -> None:
     """Folds one report, unless a newer one of that gateway is known."""
+    report, seen_s = of.report, draft.now_s if of.came_s is None else of.came_s
     known = draft.gateways.now.get(report.gateway)
     gateway = known or Gateway(id=report.gateway)
     in_epoch = report.epoch == draft.world.epoch
@@ -44,8 +45,8 @@ def reported(draft: Draft, report: Report) -> None:
     if known is None or before.gone:
         draft.news = True
         _all_undivided(draft)
-    after = replace(before, boot=report.boot, seen_s=draft.now_s, report=report, gone=False)
-    uses, levels = uses_of(after), levels_of(after, draft.now_s)
+    after = replace(before, boot=report.boot, seen_s=seen_s, report=report, gone=False)
+    uses, levels = uses_of(report), levels_of(after, draft.now_s)
     after = replace(
         after,
         in_epoch=before.in_epoch or in_epoch,
@@ -55,12 +56,55 @@ def reported(draft: Draft, report: Report) -> None:
     )
     if after.in_epoch and not before.in_epoch:
         _all_undivided(draft)
-    _totals(draft, before, report)
+    _totals(draft, before, report, seen_s)
     _demand(draft, before, after)
     if report.totals:
         after = replace(after, totals=_merged(before.totals, report.totals))
     draft.gateways.put(after.id, after)
     _note_uses(draft, before, after)
+
+
+def repeats(world: World, report: Report) -> bool:
+    """Whether it says nothing that its gateway has not said before: no Call came, moved or went, who waits has merely
+    waited longer, and that it acts on later Routes is what nobody waits for. While anything waits one comes twenty
+    times a second, so that a lost edge costs no more.
+    """
+    gateway = world.gateways.get(report.gateway)
+    if gateway is None or gateway.gone or gateway.report is None:
+        return False
+    counted = all(
+        last is not None and _ageless_total(last) == _ageless_total(total)
+        for total in report.totals
+        for last in (gateway.totals.get((total.model, total.tenant)),)
+    )
+    return (
+        counted
+        and uses_of(report) == gateway.uses
+        and _ageless(demand_in(report)) == _ageless(gateway.levels)
+        and _acts_on_the_same(world, gateway, gateway.report, report)
+    )
+
+
+def _acts_on_the_same(world: World, gateway: Gateway, last: Report, report: Report) -> bool:
+    """As far as anything waits for it: a drain until its Replica is let go of, a grant until it is acted on."""
+    if (report.boot, report.epoch) != (last.boot, last.epoch):
+        return False
+    if report.version == last.version:
+        return True
+    drains = any(one.drain is not None for one in world.replicas.values())
+    return not drains and acknowledged(gateway.grants, gateway.uses, report.version) == gateway.grants
+
+
+def _ageless(levels: Mapping[ModelName, Iterable[Level]]) -> dict[ModelName, list[Level]]:
+    """Without what time alone changes."""
+    return {
+        model: [replace(level, oldest_wait_s=0.0, soonest_deadline_s=None) for level in rows]
+        for model, rows in levels.items()
+    }
+
+
+def _ageless_total(total: Total) -> tuple[int, int, int, float]:
+    return total.admitted, total.refused_cold, total.finished, total.retry_after_s
 
 
 def _lives(gateway: Gateway, report: Report) -> bool:
@@ -189,7 +233,7 @@ def _comes_back(draft: Draft, model: ModelName, tenant: TenantName, active: Iter
         draft.attain(model, tenant, more)
 
 
-def _totals(draft: Draft, before: Gateway, report: Report) -> None:
+def _totals(draft: Draft, before: Gateway, report: Report, seen_s: float) -> None:
     """Turns growth of the cumulative counts of one boot into service attained, activity and refused cold Calls.
 
     Counts that fell began anew: the gateway had forgotten a Model that was gone from the documents for a while.
@@ -201,7 +245,7 @@ def _totals(draft: Draft, before: Gateway, report: Report) -> None:
             continue
         if last is not None and (total.admitted < last.admitted or total.refused_cold < last.refused_cold):
             last = None
-        at_s = draft.now_s - total.idle_s
+        at_s = seen_s - total.idle_s
         history = histories.active(draft.history(total.model), at_s)
         if total.refused_cold > (last.refused_cold if last is not None else 0):
             history = histories.refused_cold(history, at_s, total.retry_after_s)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from autoscaler.contract import GatewayId, Report
+from autoscaler.contract import GatewayId
 from autoscaler.fold import Observation
 from autoscaler.observations import Reported
 
@@ -48,24 +48,24 @@ class Inbox:
 
 def merged(batch: Sequence[Observation]) -> list[Observation]:
     """The batch with one report per boot of a gateway, in the place of its first: nothing else may overtake it."""
-    newest: dict[tuple[GatewayId, str], Report] = {}
+    newest: dict[tuple[GatewayId, str], Reported] = {}
     for one in batch:
         if isinstance(one, Reported):
             key = (one.report.gateway, one.report.boot)
-            newest[key] = _later(newest[key], one.report) if key in newest else one.report
+            newest[key] = _later(newest[key], one) if key in newest else one
     left: list[Observation] = []
     for one in batch:
         if isinstance(one, Reported):
-            report = newest.pop((one.report.gateway, one.report.boot), None)
-            if report is not None:
-                left.append(Reported(report=report))
+            reported = newest.pop((one.report.gateway, one.report.boot), None)
+            if reported is not None:
+                left.append(reported)
         else:
             left.append(one)
     return left
 
 
-def _later(one: Report, other: Report) -> Report:
+def _later(one: Reported, other: Reported) -> Reported:
     """The one with the higher sequence, and the counts that only the earlier one says."""
-    first, last = (one, other) if one.sequence < other.sequence else (other, one)
-    totals = {(total.model, total.tenant): total for total in (*first.totals, *last.totals)}
-    return replace(last, totals=tuple(totals.values()))
+    first, last = (one, other) if one.report.sequence < other.report.sequence else (other, one)
+    totals = {(total.model, total.tenant): total for total in (*first.report.totals, *last.report.totals)}
+    return replace(last, report=replace(last.report, totals=tuple(totals.values())))

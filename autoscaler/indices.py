@@ -12,7 +12,16 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, Level, ModelName, ReplicaId, ReplicaUse, TenantName
+from autoscaler.contract import (
+    REPORT_EXPIRY_S,
+    GatewayId,
+    Level,
+    ModelName,
+    ReplicaId,
+    ReplicaUse,
+    Report,
+    TenantName,
+)
 from autoscaler.demand import NO_LOAD
 from autoscaler.world import Gateway, Load, SliceId, World
 
@@ -35,21 +44,22 @@ def expired(gateway: Gateway, now_s: float) -> bool:
 
 
 def levels_of(gateway: Gateway, now_s: float) -> dict[ModelName, tuple[Level, ...]]:
-    """The demand in its last report per Model, where it still counts. Levels of nothing are left out."""
-    if gateway.report is None or expired(gateway, now_s):
-        return {}
+    """The demand in its last report per Model, where it still counts."""
+    return {} if gateway.report is None or expired(gateway, now_s) else demand_in(gateway.report)
+
+
+def demand_in(report: Report) -> dict[ModelName, tuple[Level, ...]]:
+    """The demand in a report per Model. Levels of nothing are left out."""
     levels: dict[ModelName, list[Level]] = {}
-    for level in gateway.report.levels:
+    for level in report.levels:
         if level.waiting or level.running:
             levels.setdefault(level.model, []).append(level)
     return {model: tuple(rows) for model, rows in levels.items()}
 
 
-def uses_of(gateway: Gateway) -> dict[ReplicaId, ReplicaUse]:
-    """The Replicas in its last report, without ages: what has merely grown older is no news."""
-    if gateway.report is None:
-        return {}
-    uses = gateway.report.replicas
+def uses_of(report: Report | None) -> dict[ReplicaId, ReplicaUse]:
+    """The Replicas in a report, without ages: what has merely grown older is no news."""
+    uses = () if report is None else report.replicas
     return {u.replica: u if u.last_byte_age_s is None else replace(u, last_byte_age_s=None) for u in uses}
 
 
@@ -81,7 +91,7 @@ def load_of(gateways: Mapping[GatewayId, Gateway], model: ModelName) -> Load:
 
 def rebuild(world: World, now_s: float) -> World:
     """`world` with every derived index made from scratch; equal to `world` after any batch folded at `now_s`."""
-    gateways = {id: replace(g, levels=levels_of(g, now_s), uses=uses_of(g)) for id, g in world.gateways.items()}
+    gateways = {id: replace(g, levels=levels_of(g, now_s), uses=uses_of(g.report)) for id, g in world.gateways.items()}
     by_model: dict[ModelName, tuple[ReplicaId, ...]] = {}
     by_slice: dict[SliceId, tuple[ReplicaId, ...]] = {}
     for replica in world.replicas.values():

@@ -97,6 +97,10 @@ class Loop:
         self._decide_now: Decide = Planner().plan
         self._empty = asyncio.Event()
 
+    def now_s(self) -> float:
+        """By its clock."""
+        return self._clock()
+
     def observe(self, batch: Sequence[Observation]) -> None:
         """Takes what happened, in order; it is folded in this turn of the event loop or the next."""
         if self._received_s is None:

@@ -136,9 +136,10 @@ class FollowingSeen(Fact, frozen=True):
 
 
 class Reported(Fact, frozen=True):
-    """A gateway reported."""
+    """A gateway reported. `came_s`: when; None: now."""
 
     report: Report
+    came_s: float | None = None
 
 
 class GatewaySeen(Fact, frozen=True):

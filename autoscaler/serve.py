@@ -23,6 +23,7 @@ from autoscaler import nodeintake, publish
 from autoscaler.actions import Unmet
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta, decoder
 from autoscaler.door import Door
+from autoscaler.fold_reports import repeats
 from autoscaler.loop import Loop, Step
 from autoscaler.nodetelling import NodeTelling
 from autoscaler.observations import GatewayGone, GatewaySeen, Reported
@@ -186,5 +187,6 @@ def take_report(loop: Loop, report: Report) -> ReportAnswer:
     """Puts a report into the loop's inbox; says whether the gateway must send every total again."""
     known = loop.world.gateways.get(report.gateway)
     resend = known is None or known.boot != report.boot or known.report is None
-    loop.observe((Reported(report=report),))
+    put = loop.note if repeats(loop.world, report) else loop.observe
+    put((Reported(report=report, came_s=loop.now_s()),))
     return ReportAnswer(epoch=loop.world.epoch, leads=loop.world.leads, resend=resend)

@@ -1,19 +1,30 @@
 """A Kubernetes API server as Providers of capacity ask it (`autoscaler.capacity.server.Server`). I/O.
 
 Owns the way from the driver's Api to that: questions and watches over one connection, writes over the one that ends
-with our leadership.
+with our leadership. A whole list that is watched anyhow is at hand here, too: who asks for it as it is at hand has the
+API server write it out, and reads it anew, for nothing.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autoscaler.capacity.server import NOT_FOUND, AnswerError, Object
+from autoscaler.capacity.server import AT_HAND, NOT_FOUND, AnswerError, Object
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from autoscaler.drivers.kubernetes.api import Api
+    from autoscaler.drivers.kubernetes.watching import Change, Watched
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An object that is watched, and what of it is news."""
+
+    news: object
+    found: Object = field(compare=False)
 
 
 class Objects:
@@ -21,6 +32,8 @@ class Objects:
 
     def __init__(self, writes: Api, reads: Api) -> None:
         self._writes, self._reads = writes, reads
+        self._watched: dict[str, Watched[_Kept]] = {}
+        """Whole lists, by path."""
 
     def unix_s(self) -> float:
         """See Server."""
@@ -39,6 +52,9 @@ class Objects:
         """See Server."""
         from autoscaler.drivers.kubernetes.api import ApiError
 
+        watched = self._watched.get(path) if query == AT_HAND else None
+        if watched is not None and watched.synced.is_set() and not watched.trouble:
+            return [kept.found for kept in watched.items.values()]
         found: list[Object] = []
         try:
             async for page in self._reads.pages(path, query):
@@ -55,7 +71,22 @@ class Objects:
         """See Server."""
         from autoscaler.drivers.kubernetes.watching import Watched
 
-        await Watched(self._reads, path, read, lambda _: changed(), optional=True, **query).run()
+        def hear(changes: list[Change[_Kept]]) -> None:
+            if any((one.old and one.old.news) != (one.new and one.new.news) for one in changes):
+                changed()
+
+        watched = Watched(
+            self._reads, path, lambda found: _Kept(read(found), found), hear, optional=True, **query
+        )  # fmt: skip
+        if query:
+            await watched.run()
+            return
+        self._watched[path] = watched
+        try:
+            await watched.run()
+        finally:
+            if self._watched.get(path) is watched:
+                del self._watched[path]
 
     async def create(self, path: str, body: Object) -> Object:
         """See Server."""

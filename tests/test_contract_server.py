@@ -18,13 +18,15 @@ from pytest_aiohttp import AiohttpClient
 
 from autoscaler import serve
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta
+from autoscaler.loop import TICK_S_MAX, Loop
 from autoscaler.model import Model
 from autoscaler.observations import DocumentsSeen, GatewayGone
 from autoscaler.serve import ContractServer, Feed
 from autoscaler.world import World
-from tests.kit.steps import SteppedLoop
+from tests.kit.steps import IdleDriver, SteppedLoop
 from tests.kit.waiting import until
 from tests.kit.worlds import device, gateway, level, model, replica, world
+from tests.sim.virtual import run
 
 Client = TestClient[web.Request, web.Application]
 A = model("a")
@@ -68,6 +70,36 @@ async def test_a_report_is_put_into_the_inbox_and_answered_with_the_epoch(aiohtt
     assert (status, msgspec.json.decode(answer, type=ReportAnswer)) == (200, ReportAnswer(epoch=1))
     assert not loop.loop.world.loads, "nothing is folded outside of a step"
     assert loop.step().loads[ModelName("a")].waiting == 2
+
+
+def test_a_report_that_repeats_the_last_has_nothing_decided_before_the_next_tick() -> None:
+    """A gateway with Calls that wait says so twenty times a second, and a decision over many Models takes longer."""
+
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        loop = Loop(world([A], [device()], gateways=[gateway("g1")], leads=False), IdleDriver(), clock)
+        decided_s: list[float] = []
+        loop.listeners.append(lambda step: decided_s.append(step.started_s))
+        task = asyncio.create_task(loop.run())
+        await asyncio.sleep(0)
+        serve.take_report(loop, report(waiting=2))
+        await asyncio.sleep(0.1)
+        decided_s.clear()
+        for sequence in range(3, 12):
+            serve.take_report(loop, report(sequence=sequence, waiting=2))
+            await asyncio.sleep(0.05)
+        assert not decided_s
+        last_s = clock() - 0.05
+        serve.take_report(loop, report(sequence=12, waiting=3))
+        await asyncio.sleep(0.05)
+        assert len(decided_s) == 1
+        serve.take_report(loop, report(sequence=13, waiting=3))
+        said_s = clock()
+        await asyncio.sleep(TICK_S_MAX)
+        assert last_s < loop.world.gateways[GatewayId("g1")].seen_s == said_s, "it is as old as when it came"
+        task.cancel()
+
+    run(scenario())
 
 
 async def test_a_boot_that_is_not_known_is_asked_for_everything(aiohttp_client: AiohttpClient) -> None:

@@ -7,11 +7,12 @@ import math
 import pytest
 from msgspec.structs import replace
 
+from autoscaler.actions import DrainReplica
 from autoscaler.contract import ReplicaUse, TenantName
 from autoscaler.draft import with_grant
 from autoscaler.drain import next_change_s
 from autoscaler.fold import fold
-from autoscaler.fold_reports import acknowledged
+from autoscaler.fold_reports import acknowledged, repeats
 from autoscaler.observations import DocumentsSeen, GatewayGone, GatewaySeen, Tick
 from autoscaler.tenant import Tenant, TenantSpec
 from autoscaler.world import Grant
@@ -77,6 +78,59 @@ def test_an_age_that_grew_is_kept_and_is_no_news() -> None:
     assert told.replicas[0].last_byte_age_s == 3.0
     at, _ = after(at, reported(3, uses=(replace(held, in_use=0),)), now_s=T0 + 2.0)
     assert at.undivided == {M}
+
+
+HELD = ReplicaUse(replica=R, hold=1, in_use=1, last_byte_age_s=2.0)
+OLDER = reported(
+    2, levels=[level("m", waiting=3, wait_s=1.5)], uses=(replace(HELD, last_byte_age_s=0.5),),
+    totals=(total(admitted=3, waiting_call_us=99, tokens_out=7),),
+).report  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({}, True),
+        ({"levels": (level("m", waiting=3), level("other"))}, True),
+        ({"totals": ()}, True),
+        ({"levels": (level("m", waiting=4),)}, False),
+        ({"levels": (level("m", waiting=3, tenant="lab"),)}, False),
+        ({"levels": ()}, False),
+        ({"totals": (total(admitted=4),)}, False),
+        ({"totals": (total(admitted=3, finished=1),)}, False),
+        ({"totals": (replace(total(), tenant=TenantName("lab")),)}, False),
+        ({"replicas": (replace(HELD, in_use=0),)}, False),
+        ({"replicas": ()}, False),
+        ({"boot": "b2"}, False),
+        ({"epoch": 2}, False),
+    ],
+)
+def test_a_report_repeats_the_last_if_only_time_has_gone_by(change: dict[str, object], same: bool) -> None:
+    first = reported(1, levels=[level("m", waiting=3, wait_s=1.0)], uses=(HELD,), totals=(total(admitted=3),))
+    at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), first)
+    assert repeats(at, replace(OLDER, **change)) is same
+    silent, _ = after(at, Tick(), now_s=T0 + 10.0)
+    assert not repeats(silent, OLDER), "its demand had expired"
+    gone, _ = after(at, GatewayGone(gateway=G1, boot="b"))
+    assert not repeats(gone, OLDER), "it lives after all"
+
+
+def test_that_a_gateway_acts_on_later_routes_is_news_where_a_drain_or_a_grant_waits_for_it() -> None:
+    first = reported(1, levels=[level("m", waiting=3, wait_s=1.0)], uses=(HELD,), totals=(total(admitted=3),))
+    later = replace(OLDER, version=2)
+    at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), first)
+    assert repeats(at, later)
+    known = at.gateways[G1]
+    asked = replace(known, grants={R: (*known.grants[R], Grant(version=2, hold=0))})
+    assert not repeats(replace(at, gateways={G1: asked}), later)
+    drains, _ = after(at, DrainReplica(replica=R, reason="test"))
+    assert not repeats(drains, replace(later, version=drains.version))
+
+
+def test_what_a_report_says_is_as_old_as_the_report() -> None:
+    one = replace(reported(1, levels=[level("m", waiting=3, wait_s=4.0)], totals=(total(idle_s=2.0),)), came_s=T0)
+    at, _ = after(world([DOC], gateways=[]), one, now_s=T0 + 0.9)
+    assert (at.gateways[G1].seen_s, at.loads[M].oldest_s) == (T0, T0 - 4.0)
 
 
 def test_service_is_the_growth_of_the_counts_of_one_boot() -> None:

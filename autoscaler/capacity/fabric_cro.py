@@ -23,7 +23,7 @@ from autoscaler.attached import GPU_COUNT, Site, bounded, memory_of, seen_on, se
 from autoscaler.capacity import fabric_requests as objects
 from autoscaler.capacity.base import RefusedError
 from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES, Note, Request, Resource
-from autoscaler.capacity.server import CONFLICT, NOT_FOUND, REFUSALS, AnswerError, Object, Server, refuse
+from autoscaler.capacity.server import AT_HAND, CONFLICT, NOT_FOUND, REFUSALS, AnswerError, Object, Server, refuse
 from autoscaler.capacity.together import together
 from autoscaler.capacity.turns import Turns
 from autoscaler.capacity.using import in_use
@@ -54,8 +54,7 @@ PARTIAL_S = 90.0
 
 
 NEWEST: Mapping[str, str] = MappingProxyType({})
-AT_HAND: Mapping[str, str] = MappingProxyType({"resourceVersion": "0"})
-"""How lists are asked for: as they are now, or as the API server has them at hand, which may be a moment old."""
+"""How lists are asked for: as they are now. See AT_HAND."""
 
 
 class _GoingError(RefusedError):
@@ -144,7 +143,7 @@ class CroFabric:
         mine = functools.partial(objects.heard_of_resource, model=self._model)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow(REQUESTS, ours, news.set))
-            tasks.create_task(follow(RESOURCES, mine, news.set, labelSelector=objects.LEASE))
+            tasks.create_task(follow(RESOURCES, mine, news.set))
             while True:
                 await news.wait()
                 news.clear()
@@ -154,8 +153,8 @@ class CroFabric:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     async def _at_once(self, order: AcquireOrder) -> bool:
-        """By what the API server has at hand, where nothing is asked for on that node: to be sure that this is the
-        newest it waits for up to a tenth of a second. Whether that went well; all else is judged by the newest.
+        """By what is at hand, where nothing is asked for on that node: to be sure that a list is the newest the API
+        server waits for up to a tenth of a second. Whether that went well; all else is judged by the newest.
         """
         try:
             await self._acquire(order, AT_HAND)

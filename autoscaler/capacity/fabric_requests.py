@@ -212,9 +212,12 @@ def heard_of_request(found: Object, provider: str) -> object:
 
 
 def heard_of_resource(found: Object, model: str) -> object:
-    """What of a resource may be news; None: it is of another model. When it was last used is none, for that we say."""
+    """What of a resource may be news; None: it is of another model, or nobody has said whose Lease's it is. When it was
+    last used is none, for that we say.
+    """
     resource = read_resource(found)
-    return resource._replace(version="", last_used="") if resource.model == model else None
+    ours = resource.model == model and resource.lease
+    return resource._replace(version="", last_used="") if ours else None
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

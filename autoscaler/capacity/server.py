@@ -6,7 +6,8 @@ writes end with our leadership. What is raised but AnswerError means that nobody
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
 from autoscaler.capacity.base import RefusedError
@@ -21,6 +22,9 @@ ENDED = frozenset({"Succeeded", "Failed"})
 """Phases of a pod of which nothing runs any more, though it is there."""
 REFUSALS = frozenset({400, 403, 405, 422})
 """Statuses of what will not be otherwise by saying it again: the object is wrong, or somebody may not."""
+
+AT_HAND: Mapping[str, str] = MappingProxyType({"resourceVersion": "0"})
+"""How lists are asked for that may be a moment old, as the API server or a watch of ours has them at hand."""
 
 
 class AnswerError(Exception):
@@ -42,7 +46,7 @@ class Server(Protocol):
         """One object; None: there is none."""
 
     def items(self, path: str, **query: str) -> Awaitable[list[Object]]:
-        """A whole list; empty, where the server does not have such objects at all."""
+        """A whole list, which is not to be changed; empty, where the server does not have such objects at all."""
 
     def follow(
         self, path: str, read: Callable[[Object], object], changed: Callable[[], None], **query: str

@@ -1,0 +1,94 @@
+"""An API server as Providers ask it: what is watched anyhow is at hand, and only while it is sure to be heard of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import cast
+
+from autoscaler.capacity.server import AT_HAND, Object
+from autoscaler.drivers.kubernetes.api import Api, UnreachableError
+from autoscaler.drivers.kubernetes.watching import INITIAL_END, RETRY_S_MAX
+from pilotlight.objects import Objects
+from tests.sim.virtual import run
+
+PATH = "/apis/test/things"
+END: Object = {"metadata": {"resourceVersion": "1", "annotations": {INITIAL_END: "true"}}}
+
+
+def thing(name: str, version: int, **spec: object) -> Object:
+    return {"metadata": {"name": name, "namespace": "", "resourceVersion": str(version)}, "spec": spec}
+
+
+class Told:
+    """An API server that says in a watch what the test puts there, and ends it by an exception."""
+
+    def __init__(self) -> None:
+        self.says: asyncio.Queue[tuple[str, Object] | Exception] = asyncio.Queue()
+        self.asked = 0
+
+    async def pages(self, path: str, query: object) -> AsyncIterator[Object]:
+        del path, query
+        self.asked += 1
+        yield {"metadata": {"resourceVersion": "9"}, "items": [thing("newest", 9)]}
+
+    async def watch(self, *_: object, **__: object) -> AsyncIterator[tuple[str, Object]]:
+        while True:
+            one = await self.says.get()
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+
+def test_a_whole_list_that_is_watched_is_at_hand_without_a_question() -> None:
+    async def scenario() -> None:
+        api, heard = Told(), list[int]()
+        server = Objects(cast("Api", api), cast("Api", api))
+        task = asyncio.create_task(server.follow(PATH, lambda one: one["spec"].get("n"), lambda: heard.append(1)))
+
+        async def at_hand(**query: str) -> list[str]:
+            await asyncio.sleep(1.0)
+            return [one["metadata"]["name"] for one in await server.items(PATH, **(query or AT_HAND))]
+
+        api.says.put_nowait(("ADDED", thing("a", 1)))
+        assert await at_hand() == ["newest"], "the watch has not told all yet"
+        api.says.put_nowait(("BOOKMARK", END))
+        assert (await at_hand(), api.asked, heard) == (["a"], 1, []), "nothing of it matters to who follows"
+        assert (await at_hand(labelSelector="x"), api.asked) == (["newest"], 2), "who wants another list asks"
+        api.says.put_nowait(("ADDED", thing("b", 2, n=1)))
+        assert (await at_hand(), heard) == (["a", "b"], [1])
+        api.says.put_nowait(("MODIFIED", thing("b", 3, n=1, m=2)))
+        assert await at_hand() == ["a", "b"]
+        assert [one["spec"] for one in await server.items(PATH, **AT_HAND)] == [{}, {"n": 1, "m": 2}], (
+            "it is the newest"
+        )
+        assert heard == [1]
+        api.says.put_nowait(("DELETED", thing("b", 4, n=1, m=2)))
+        assert (await at_hand(), heard) == (["a"], [1, 1])
+        api.says.put_nowait(("DELETED", thing("a", 5)))
+        assert (await at_hand(), heard, api.asked) == ([], [1, 1], 2)
+        task.cancel()
+        assert await at_hand() == ["newest"], "nobody watches any more"
+
+    run(scenario())
+
+
+def test_what_a_watch_has_is_not_at_hand_while_it_hears_nothing() -> None:
+    async def scenario() -> None:
+        api = Told()
+        server = Objects(cast("Api", api), cast("Api", api))
+        task = asyncio.create_task(server.follow(PATH, dict, lambda: None))
+        for one in (("ADDED", thing("a", 1)), ("BOOKMARK", END)):
+            api.says.put_nowait(one)
+        await asyncio.sleep(1.0)
+        assert [one["metadata"]["name"] for one in await server.items(PATH, **AT_HAND)] == ["a"]
+        api.says.put_nowait(UnreachableError("away"))
+        await asyncio.sleep(0.0)
+        for _ in range(3):
+            await asyncio.sleep(0.0)
+        assert [one["metadata"]["name"] for one in await server.items(PATH, **AT_HAND)] == ["newest"]
+        await asyncio.sleep(RETRY_S_MAX)
+        assert [one["metadata"]["name"] for one in await server.items(PATH, **AT_HAND)] == ["a"], "it watches again"
+        task.cancel()
+
+    run(scenario())
