@@ -31,7 +31,7 @@ from tests.sim.replay import SHARE, Outcome
 FOLDER = Path(__file__).parents[2] / "shared" / "data" / "traces" / "gentd26"
 """Where the trace is, unless the environment names another (`GENTD26`); it is not shipped."""
 QUICK_DAYS, SURGES, QUICK_SURGES = 2, 10_000, 200
-SEEDS = (1, 2)
+SEEDS = (1, 2, 3, 4)
 BATCH = 20
 KEYS = (
     "cost_ratio_max", "cost_ratio_max_default", "energy_ratio", "points", "points_matched", "points_below_default",
