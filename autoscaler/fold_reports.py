@@ -66,23 +66,25 @@ def reported(draft: Draft, of: Reported) -> None:
 
 def repeats(world: World, report: Report) -> bool:
     """Whether it says nothing that its gateway has not said before: no Call came, moved or went, who waits has merely
-    waited longer, and that it acts on later Routes is what nobody waits for. While anything waits one comes twenty
-    times a second, so that a lost edge costs no more.
+    waited longer, and what else grew is what nobody waits for: Calls served while others wait for the same Model (whose
+    turn is next goes by that), and later Routes acted on. While anything waits one comes twenty times a second.
     """
     gateway = world.gateways.get(report.gateway)
     if gateway is None or gateway.gone or gateway.report is None:
         return False
-    counted = all(
-        last is not None and _ageless_total(last) == _ageless_total(total)
-        for total in report.totals
-        for last in (gateway.totals.get((total.model, total.tenant)),)
-    )
     return (
-        counted
+        all(_same(gateway.totals.get((one.model, one.tenant)), one, world) for one in report.totals)
         and uses_of(report) == gateway.uses
         and _ageless(demand_in(report)) == _ageless(gateway.levels)
         and _acts_on_the_same(world, gateway, gateway.report, report)
     )
+
+
+def _same(last: Total | None, total: Total, world: World) -> bool:
+    if last is None or _counts(last) != _counts(total):
+        return False
+    load = world.loads.get(total.model)
+    return last.busy_slot_us == total.busy_slot_us or load is None or not load.waiting
 
 
 def _acts_on_the_same(world: World, gateway: Gateway, last: Report, report: Report) -> bool:
@@ -103,7 +105,7 @@ def _ageless(levels: Mapping[ModelName, Iterable[Level]]) -> dict[ModelName, lis
     }
 
 
-def _ageless_total(total: Total) -> tuple[int, int, int, float]:
+def _counts(total: Total) -> tuple[int, int, int, float]:
     return total.admitted, total.refused_cold, total.finished, total.retry_after_s
 
 

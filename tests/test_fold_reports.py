@@ -115,6 +115,16 @@ def test_a_report_repeats_the_last_if_only_time_has_gone_by(change: dict[str, ob
     assert not repeats(gone, OLDER), "it lives after all"
 
 
+def test_service_is_news_where_others_wait_for_the_same_model() -> None:
+    """Whose turn is next goes by that: a hold moves before the Slot is free."""
+    served = (total(admitted=3, busy_slot_us=50_000),)
+    for waiting, same in ((1, False), (0, True)):
+        levels = [level("m", waiting=waiting, running=1)]
+        first = reported(1, levels=levels, uses=(HELD,), totals=(total(admitted=3),))
+        at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), first)
+        assert repeats(at, reported(2, levels=levels, uses=(HELD,), totals=served).report) is same
+
+
 def test_that_a_gateway_acts_on_later_routes_is_news_where_a_drain_or_a_grant_waits_for_it() -> None:
     first = reported(1, levels=[level("m", waiting=3, wait_s=1.0)], uses=(HELD,), totals=(total(admitted=3),))
     later = replace(OLDER, version=2)
