@@ -8,17 +8,18 @@ SEEDS ?= 500
 FUZZ_S ?= 600
 
 venv: .venv/ready  ## .venv with everything, from the distribution's Python 3.11 or newer where it exists
-.venv/ready: requirements/dev.lock pyproject.toml scripts/venv.sh
+.venv/ready: requirements/dev.lock scripts/venv.sh
 	@bash scripts/venv.sh
 
 demo: venv  ## two real models, one device, from zero and back (KEEP=1 stays up)
 	@$(PY) -m examples.demo $(if $(KEEP),--keep)
 
-check: venv  ## style, types, walls
+check: venv  ## format, lint, types, imports, gates (file and function length, pure modules)
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports
+	@$(PY) -m scripts.gates
 
 test: check  ## every check that this machine can run; what cannot run is listed with its reason
 	@SEEDS=$(SEEDS) $(PY) -m pytest -n 2 --dist loadgroup --ignore tests/cluster tests

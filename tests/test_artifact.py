@@ -10,7 +10,7 @@ from artifacts import bring, reference
 from artifacts.reference import DOCKER, DOCKER_HOSTS
 from autoscaler import artifact
 from autoscaler.artifact import DOCKERS, STORED, named
-from tests.test_tidy import ROOT, SOURCES, name
+from scripts.gates import ROOT, SOURCES, name
 
 SUM = f"sha256:{'a' * 64}"
 

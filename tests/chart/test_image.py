@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from scripts.gates import PACKAGES
 from tests.kit.chart import ROOT
-from tests.test_tidy import PACKAGES
 
 ARCHIVE = ROOT / "build" / "image-of-tests.tar"
 """Kept until a source is newer."""

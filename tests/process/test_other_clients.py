@@ -23,9 +23,9 @@ from artifacts.ocilayout import Layout
 from artifacts.packing import Form
 from artifacts.store import Store
 from artifacts.transport import Site
+from scripts.gates import ROOT
 from tests.kit import docker_registry, packed
 from tests.kit.packed import FILES, NAME
-from tests.test_tidy import ROOT
 
 FLAT = {path.replace("/", "-"): content for path, content in FILES.items()}
 """oras-py keeps no folders."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.gates import ROOT
 from tests.kit import packed
 from tests.kit.packed import FILES, NAME
-from tests.test_tidy import ROOT
 
 TOKEN = "0123456789abcdef" * 4
 WORDS = (sys.executable, "-m", "pilotlight", "weights")

@@ -14,9 +14,9 @@ import pytest
 from artifacts.layout import HeldError
 from artifacts.ledger import reserved_bytes
 from artifacts.store import Store
+from scripts.gates import ROOT
 from tests.kit.store_processes import ONE, TWO
 from tests.kit.stored import KIB, content, fetching, whole
-from tests.test_tidy import ROOT
 
 BOTH = {
     ONE.reference: {"x.gguf": content("x", KIB), "sub/y.gguf": content("y", KIB)},

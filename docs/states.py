@@ -1,0 +1,31 @@
+"""Writes the table of replica states into ARCHITECTURE.md: run `python -m docs.states`.
+
+The table is the block between `<!-- states -->` and its end. tests/test_docs.py checks that it is current.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autoscaler.states import diagram
+
+PAGE = Path(__file__).parent.parent / "ARCHITECTURE.md"
+
+
+def states() -> str:
+    """The table of states as a fenced block."""
+    return f"```\n{diagram()}\n```\n"
+
+
+def between(text: str, mark: str, content: str) -> str:
+    """`text` with `content` between `<!-- mark -->` and `<!-- /mark -->`. Raises ValueError."""
+    begin, end = f"<!-- {mark} -->\n", f"<!-- /{mark} -->"
+    head, _, rest = text.partition(begin)
+    _, found, tail = rest.partition(end)
+    if not found:
+        raise ValueError(f"{PAGE.name} has no block {mark}")
+    return head + begin + content + end + tail
+
+
+if __name__ == "__main__":
+    PAGE.write_text(between(PAGE.read_text(), "states", states()))

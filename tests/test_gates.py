@@ -1,0 +1,50 @@
+"""The gates themselves: each violation is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import gates
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("from gateway import ops", ["1: gateway.ops"]),
+        ("import gateway.ops", ["1: gateway.ops"]),
+        ("from gateway.ops import application", ["1: gateway.ops"]),
+        ("def f():\n    from gateway import upstream", ["2: gateway.upstream"]),
+        ("from autoscaler.drivers.base import Driver", ["1: autoscaler.drivers", "1: autoscaler.drivers.base"]),
+        ("from pilotlight import quiet", ["1: pilotlight", "1: pilotlight.quiet"]),
+        ("from pathlib import Path", ["1: pathlib"]),
+        ("import time, os.path", ["1: time", "1: os", "1: os.path"]),
+        ("from datetime import datetime\nx = datetime.now()", ["1: datetime"]),
+        ("import secrets, prometheus_client, sys", ["1: secrets", "1: prometheus_client", "1: sys"]),
+        ("from . import ops", ["1: relative"]),
+        ("x = open('f').read()", ["1: open"]),
+        ("reader = open", ["1: open"]),
+        ("async def f(): ...", ["1: async"]),
+        ("from gateway import errors\nfrom autoscaler.contract import ModelName\nimport re, msgspec.json", []),
+    ],
+)
+def test_impure_uses_of_a_pure_module_are_found(text: str, found: list[str]) -> None:
+    assert gates.impure_uses("gateway/rewrite", text) == found
+
+
+def test_a_module_that_parses_times_must_not_read_the_clock() -> None:
+    assert gates.impure_uses("autoscaler/tenant", "from datetime import datetime\nx = datetime.now()") == ["2: now"]
+    text = "import numpy as np\nfrom numpy.random import default_rng\nx = np.random.rand(np.load('x'))"
+    assert gates.impure_uses("autoscaler/stock", text) == ["2: numpy.random", "3: np.random", "3: np.load"]
+
+
+def test_a_long_file_and_a_long_function_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "ROOT", tmp_path)
+    source = tmp_path / "long.py"
+    source.write_text('def f():\n    """Docstring."""\n' + "    x = 1\n" * 80)
+    assert list(gates.too_long(source)) == []
+    source.write_text("def f():\n" + "    x = 1\n" * 81)
+    assert list(gates.too_long(source)) == ["long.py: f has 81 lines; the limit is 80"]
+    source.write_text("x = 1\n" * 1_001)
+    assert list(gates.too_long(source)) == ["long.py has 1001 lines; the limit is 1000"]
