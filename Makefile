@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric
+.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric bench-compare
 
 PY := .venv/bin/python
 # What users get: the compiled gateway, found before the one beside it by us and by all that we start.
@@ -77,6 +77,10 @@ bench-capacity: venv  ## GenTD26's Calls through the plan and through others' ru
 bench-fabric: venv  ## how soon a fabric is asked for a GPU, by its operator and by Redfish, on a real Kubernetes control plane; about three minutes
 	@$(PY) -m tests.cluster.building >/dev/null
 	@$(PY) -Pm tests.cluster.network $(PY) -Pm bench.fabric
+
+PARTS ?= dataplane:calls dataplane:chunks plan cluster:fold
+bench-compare: venv  ## CPU time per operation of this tree relative to the commit BASE, at most ten minutes for each of PARTS; RECORD=ISSUE adds rows to bench/history.tsv
+	@$(PY) -m bench.compare --base '$(BASE)' $(if $(RECORD),--record $(RECORD)) $(PARTS)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import engine, kit, peers, wrk
-from bench.documents import body
+from bench.documents import Document, body
 from bench.kit import KIB, Figures, say, spread
 from bench.peers import AUTHORIZATION, OURS, PEERS, Side
 from bench.picture import Series, picture
@@ -41,14 +41,19 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     if not wrk.there():
         say(f"nothing is measured: {wrk.MISSING}")
         return {}
-    ask = body("t", stream=False, bytes_min=KIB)
-    script = wrk.script(place / "call.lua", ask)
-    model = engine.document(place, module="bench.nginx", slots=2 * CONNECTIONS)
+    script, model, shot = prepare(place)
     names = [peer.name for peer in PEERS if not (quick and peer.name == SLOW)]
-    shot = Shot(model="t", body=ask, stream=False, headers=(AUTHORIZATION,), timeout_s=10)
     async with peers.sides(place, model, names, shot) as found:
         loads = await _rounds(found, script, rounds, span_s)
     return _told(loads)
+
+
+def prepare(place: Path) -> tuple[Path, Document, Shot]:
+    """The script of wrk, the Model of the nginx engine, and the request that a proxy must complete to be measured."""
+    ask = body("t", stream=False, bytes_min=KIB)
+    model = engine.document(place, module="bench.nginx", slots=2 * CONNECTIONS)
+    shot = Shot(model="t", body=ask, stream=False, headers=(AUTHORIZATION,), timeout_s=10)
+    return wrk.script(place / "call.lua", ask), model, shot
 
 
 async def _rounds(found: Sequence[Side], script: Path, rounds: int, span_s: int) -> dict[str, list[Load]]:

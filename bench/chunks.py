@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import engine, kit, peers, streams
-from bench.documents import body
+from bench.documents import Document, body
 from bench.kit import Figures, say, spread
 from bench.peers import AUTHORIZATION, OURS, Side
 from bench.streams import Stream
@@ -38,6 +38,8 @@ class Flow(NamedTuple):
     us_per_chunk: float
     core: float
     whole: int
+    chunks: int
+    """Received in the measured time."""
 
 
 async def paced(place: Path, *, quick: bool) -> Figures:
@@ -46,7 +48,7 @@ async def paced(place: Path, *, quick: bool) -> Figures:
     per_s = STREAMS * 1000 // EVERY_MS
     kit.title(f"chunks: {STREAMS} streams, {per_s:,} chunks a second, {rounds} rounds of {span_s:g} s")
     words = ("paced", str(EVERY_MS))
-    flows = await _rounds(place, words, STREAMS, rounds, lambda side: _paced_flow(side, span_s))
+    flows = await _rounds(place, words, STREAMS, rounds, lambda side: paced_flow(side, span_s, STREAMS))
     _table(flows)
     figures: Figures = {"us_per_chunk": statistics.median([flow.us_per_chunk for flow in flows[OURS]])}
     if "nginx" in flows:
@@ -72,12 +74,17 @@ async def blast(place: Path, *, quick: bool) -> Figures:
     return figures
 
 
+def prepare(place: Path, manner: Sequence[str], count: int) -> tuple[Document, Shot]:
+    """The Model of an engine for `count` streams, and the request that a proxy must complete to be measured."""
+    model = engine.document(place, *manner, slots=2 * count)
+    return model, Shot(model="t", body=body("t", tokens=1), headers=(AUTHORIZATION,), timeout_s=10)
+
+
 async def _rounds(
     place: Path, manner: Sequence[str], count: int, rounds: int, measure: Measure
 ) -> dict[str, list[Flow]]:
     """By side; each round begins with the next one."""
-    model = engine.document(place, *manner, slots=2 * count)
-    one = Shot(model="t", body=body("t", tokens=1), headers=(AUTHORIZATION,), timeout_s=10)
+    model, one = prepare(place, manner, count)
     async with peers.sides(place, model, RIVALS, one) as found:
         flows: dict[str, list[Flow]] = {side.name: [] for side in found}
         for number in range(rounds):
@@ -87,16 +94,17 @@ async def _rounds(
     return flows
 
 
-async def _paced_flow(side: Side, span_s: float) -> Flow:
-    """Measured in the middle, when all run."""
+async def paced_flow(side: Side, span_s: float, count: int) -> Flow:
+    """Measures `count` streams for `span_s` in the middle, while all of them run."""
     chunks = int((span_s + 2 * SETTLE_S) * 1000 / EVERY_MS)
-    made = await streams.connect(side.url, STREAMS, chunks)
+    made = await streams.connect(side.url, count, chunks)
     _ask(side, made, chunks)
     await asyncio.sleep(SETTLE_S)
     begun_s, before_us, before = time.monotonic(), ran_us(side.processes), _moved(made)
     await asyncio.sleep(span_s)
     took_s, used_us, moved = time.monotonic() - begun_s, ran_us(side.processes) - before_us, _moved(made) - before
-    return Flow(moved / took_s, used_us / moved, used_us / took_s / 1e6, await streams.ended(made, side.name))
+    whole = await streams.ended(made, side.name)
+    return Flow(moved / took_s, used_us / moved, used_us / took_s / 1e6, whole, moved)
 
 
 async def _blast_flow(side: Side) -> Flow:
@@ -106,7 +114,8 @@ async def _blast_flow(side: Side) -> Flow:
     _ask(side, made, BLAST_CHUNKS)
     whole = await streams.ended(made, side.name)
     took_s, used_us = time.monotonic() - begun_s, ran_us(side.processes) - before_us
-    return Flow(_moved(made) / took_s, used_us / _moved(made), used_us / took_s / 1e6, whole)
+    moved = _moved(made)
+    return Flow(moved / took_s, used_us / moved, used_us / took_s / 1e6, whole, moved)
 
 
 def _ask(side: Side, made: Sequence[Stream], chunks: int) -> None:

@@ -47,6 +47,11 @@ def changes(world: World) -> list[ReplicaSeen]:
 
 def _round(world: World, seen: list[ReplicaSeen]) -> float:
     world, begun_s = rebuild(world, NOW_S), time.perf_counter()
+    fold_all(world, seen)
+    return len(seen) / (time.perf_counter() - begun_s)
+
+
+def fold_all(world: World, seen: list[ReplicaSeen]) -> None:
+    """Folds all observations, in batches."""
     for at in range(0, len(seen), BATCH):
         world, _ = fold(world, seen[at : at + BATCH], NOW_S)
-    return len(seen) / (time.perf_counter() - begun_s)

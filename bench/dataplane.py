@@ -7,7 +7,6 @@ without LiteLLM. Proxies run on core 0, load and engine on core 1, and so does t
 
 from __future__ import annotations
 
-import os
 import resource
 
 from bench import attacks, calls, chunks, kit, latency, leaving, overload, parts, stalls, waiting
@@ -39,8 +38,7 @@ def main() -> None:
     """On the core of the load, with all the open files that the machine allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if kit.LOAD_CORE in os.sched_getaffinity(0):
-        os.sched_setaffinity(0, {kit.LOAD_CORE})
+    kit.pin(kit.LOAD_CORE)
     parts.main("dataplane", __doc__, KEYS, PARTS)
 
 

@@ -210,6 +210,12 @@ def on_core(core: int | None) -> list[str]:
     return [] if core is None or core >= (os.cpu_count() or 1) else ["taskset", "-c", str(core)]
 
 
+def pin(core: int) -> None:
+    """Pins this process to a core, if the machine has that core."""
+    if core in os.sched_getaffinity(0):
+        os.sched_setaffinity(0, {core})
+
+
 def cpu_s(processes: Sequence[psutil.Process]) -> float:
     """CPU seconds of these processes so far, in ticks of the kernel (10 ms)."""
     return sum(times.user + times.system for times in (process.cpu_times() for process in processes))

@@ -32,6 +32,8 @@ class Load(NamedTuple):
     us_beside: float
     core: float
     bad: int
+    calls: int
+    """Completed requests, good or bad."""
 
 
 def there() -> bool:
@@ -72,4 +74,5 @@ async def load(
     if calls is None or per_s is None or not int(calls[1]):
         raise kit.BenchError(f"{name()} got no answers from {url}: {told.strip()}")
     count = int(calls[1])
-    return Load(float(per_s[1]), used_us / count, beside_us / count, used_us / span_s / 1e6, int(bad[1]) if bad else 0)
+    core = used_us / span_s / 1e6
+    return Load(float(per_s[1]), used_us / count, beside_us / count, core, int(bad[1]) if bad else 0, count)
