@@ -51,9 +51,10 @@ WORKTREES_MAX = 4
 """Worktrees in the cache; the least recently used ones beyond are removed."""
 READY_S_MAX, ROUND_S_MAX, STOP_S_MAX = 180.0, 120.0, 60.0
 """Limits for a worker to become ready, to measure one turn and to exit."""
+STARTS = 5
+"""Cold starts in a turn of `cluster:wake`."""
 HISTORY = ROOT / "bench" / "history.tsv"
 COLUMNS = ("date", "issue", "base", "head", "part", "ratio", "low", "high", "rounds")
-
 
 Result = dict[str, float | int | None]
 
@@ -147,6 +148,8 @@ def order(turn: int) -> tuple[int, int]:
 
 # --- parts ----------------------------------------------------------------------------------------------------------
 
+# Each part imports what it measures, so that a commit that lacks a module fails in the parts that need it only.
+
 Measure = Callable[[], Awaitable[Cost]]
 
 
@@ -158,7 +161,9 @@ class Part(NamedTuple):
     pair_s: float
     """The wall time for which the two sides of a pair alternate."""
     simultaneous: bool = False
-    """Whether both sides of a pair take their turns at the same time, on one core."""
+    """Whether both sides of a pair take their turns at the same time, instead of alternating."""
+    cluster: bool = False
+    """Whether it needs the test control plane, and a network of its own for the pods."""
     programs: tuple[tuple[str, str], ...] = ()
     """The programs that it needs on the PATH, each with its Debian package."""
 
@@ -232,6 +237,30 @@ async def _fold(place: Path) -> AsyncIterator[Measure]:
     yield _in_process(fresh)
 
 
+@asynccontextmanager
+async def _wake(place: Path) -> AsyncIterator[Measure]:
+    """One operation is a cold start of a pod on a real control plane; the CPU time is that of the autoscaler."""
+    import psutil
+
+    from bench import clusterbed, clusterhouse, clusterwake
+    from bench.documents import settings
+    from bench.usage import ran_us
+
+    documents = [settings(devices=[], auth="none"), clusterwake.ours(place / "pod.jsonl")]
+    async with clusterbed.bed(place) as bed, clusterhouse.house(bed, place / "house", documents) as house:
+        await clusterhouse.ready(house)
+        autoscaler = [psutil.Process(house.scalers[0].process.pid)]
+
+        async def measure() -> Cost:
+            before_us = ran_us(autoscaler)
+            for _ in range(STARTS):
+                await clusterwake.called(house.url, "pod")
+                await clusterwake.zero(bed)
+            return Cost(ran_us(autoscaler) - before_us, STARTS)
+
+        yield measure
+
+
 def _in_process(fresh: Callable[[], tuple[Callable[[], None], int]]) -> Measure:
     """Measures a function in this process. `fresh`, which is not measured, gives it and its number of operations."""
 
@@ -259,6 +288,7 @@ PARTS = {
     "dataplane:chunks": Part(_chunks, 8.0, simultaneous=True),
     "plan": Part(_plan, 4.0),
     "cluster:fold": Part(_fold, 4.0),
+    "cluster:wake": Part(_wake, 20.0, simultaneous=True, cluster=True),
 }
 
 
@@ -282,14 +312,14 @@ class Tree(NamedTuple):
     commit: str
     """Abbreviated, with `-dirty` if there are uncommitted changes."""
 
-    @property
-    def benchmarks(self) -> Path:
-        """The tree whose benchmarks measure this one: itself, or for an older commit without this module ours."""
-        return self.folder if (self.folder / "bench" / "compare.py").exists() else ROOT
+    def benchmarks(self, part: str) -> Path:
+        """The tree whose benchmarks measure this one: itself, or this tree for an older commit without the part."""
+        own = self.folder / "bench" / "compare.py"
+        return self.folder if own.exists() and f'"{part}": Part(' in own.read_text() else ROOT
 
-    def environment(self, hash_seed: int) -> dict[str, str]:
+    def environment(self, part: str, hash_seed: int) -> dict[str, str]:
         """The compiled wheel has the whole product, so it comes before the benchmarks of another tree."""
-        path = os.pathsep.join((str(self.folder / "build" / "compiled"), str(self.benchmarks)))
+        path = os.pathsep.join((str(self.folder / "build" / "compiled"), str(self.benchmarks(part))))
         return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": str(hash_seed)}
 
 
@@ -333,10 +363,13 @@ class Worker:
 @asynccontextmanager
 async def working(part: str, tree: Tree, hash_seed: int, log: Path) -> AsyncIterator[Worker]:
     """A worker, whose first line says that it is ready. Ctrl-C does not reach its session, so that it can clean up."""
+    python = [str(tree.folder / ".venv" / "bin" / "python"), "-Pm"]
+    command = [*python, "bench.compare", "--serve", part]
+    if PARTS[part].cluster:
+        command = [*python, "tests.cluster.network", *command]
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            str(tree.folder / ".venv" / "bin" / "python"), "-Pm", "bench.compare", "--serve", part,
-            cwd=tree.benchmarks, env=tree.environment(hash_seed), start_new_session=True,
+            *command, cwd=tree.benchmarks(part), env=tree.environment(part, hash_seed), start_new_session=True,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=output,
         )  # fmt: skip
     worker = Worker(process, tree.commit, log)
@@ -487,6 +520,14 @@ async def _alternating(workers: Sequence[Worker], turn: int) -> list[Cost]:
     return [costs[side] for side in range(len(workers))]
 
 
+def build_control_plane(trees: Sequence[Tree], part: str) -> None:
+    """Builds the test control plane unless it is cached. Raises UsageError if this machine cannot build it."""
+    for tree in trees:
+        command = [str(tree.folder / ".venv" / "bin" / "python"), "-m", "tests.cluster.building"]
+        if subprocess.run(command, cwd=tree.benchmarks(part), stdout=subprocess.DEVNULL, check=False).returncode:
+            raise UsageError(f"{part} needs the test control plane, which cannot be built; see the message above")
+
+
 async def run(
     parts: Sequence[str], trees: tuple[Tree, Tree], width: float, limit_s: float, found: dict[str, list[float]]
 ) -> None:
@@ -568,6 +609,9 @@ def main() -> None:
             return
         check(asked.base, asked.part)
         trees = prepare_trees(resolve(asked.base))
+        for part in asked.part:
+            if PARTS[part].cluster:
+                build_control_plane(trees, part)
         process.run(run(asked.part, trees, asked.width, asked.seconds, found))
     except UsageError as error:
         sys.stderr.write(f"bench-compare: {error}\n")

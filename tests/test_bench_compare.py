@@ -199,19 +199,29 @@ async def test_worker_answers_each_round_with_its_cost_and_ends_with_its_input(
     assert [json.loads(answer) for answer in answers] == [{"cpu_us": 12.5, "operations": 5}] * 2
 
 
-def test_commit_with_this_module_is_measured_by_its_own_benchmarks(tmp_path: Path) -> None:
+def test_commit_with_the_part_is_measured_by_its_own_benchmarks(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
-    (tmp_path / "bench" / "compare.py").touch()
-    environment = Tree(tmp_path, "base").environment(3)
+    (tmp_path / "bench" / "compare.py").write_text((ROOT / "bench" / "compare.py").read_text())
+    environment = Tree(tmp_path, "base").environment("plan", 3)
     assert environment["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "build" / "compiled"), str(tmp_path)]
     assert environment["PYTHONHASHSEED"] == "3"
 
 
-def test_older_commit_is_measured_by_the_benchmarks_of_this_tree(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [None, "PARTS = {}"], ids=["without this module", "without the part"])
+def test_older_commit_is_measured_by_the_benchmarks_of_this_tree(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "bench").mkdir()
+        (tmp_path / "bench" / "compare.py").write_text(text)
     tree = Tree(tmp_path, "base")
-    assert tree.benchmarks == ROOT
-    path = tree.environment(0)["PYTHONPATH"].split(os.pathsep)
+    assert tree.benchmarks("plan") == ROOT
+    path = tree.environment("plan", 0)["PYTHONPATH"].split(os.pathsep)
     assert path == [str(tmp_path / "build" / "compiled"), str(ROOT)]
+
+
+def test_every_part_is_recognised_in_the_benchmarks_of_its_own_commit() -> None:
+    own = Tree(ROOT, "own")
+    tree = own._replace(folder=own.folder / "bench" / "..")  # another name of the same folder
+    assert all(tree.benchmarks(part) == tree.folder for part in PARTS)
 
 
 def test_least_recently_used_worktrees_are_removed(tmp_path: Path) -> None:
