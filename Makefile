@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-deep test-profile check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric
+.PHONY: venv demo test test-deep test-profile test-flaky check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric
 
 PY := .venv/bin/python
 # What users get: the compiled gateway, found before the one beside it by us and by all that we start.
@@ -28,6 +28,9 @@ test-deep: venv  ## every test with all examples and 500 seeds; SHARD=0 to 7: on
 test-profile: venv  ## what the tests cost, by folder and file, and the slowest; TIER=fast or deep
 	@rm -f build/costs.jsonl
 	@$(PY) -m tests.run $(or $(TIER),test) --costs build/costs.jsonl; $(PY) -m tests.plugins.report build/costs.jsonl
+
+test-flaky: venv  ## make test RUNS times beside two busy processes; the results go to tests/flaky-log.tsv
+	@$(PY) -m tests.flaky $(or $(RUNS),10) $(or $(TIER),test)
 
 wheel: venv  ## dist/: the wheel for this Python and machine, with the gateway compiled
 	@bash scripts/compiled.sh wheel dist

@@ -66,7 +66,11 @@ def tier(item: pytest.Item) -> str:
 
 def shard(item: pytest.Item) -> int:
     """The shard of a test: a hash of its function's name, so that moving a file changes no shard."""
-    name = getattr(item, "originalname", None) or item.name
+    return shard_of(getattr(item, "originalname", None) or item.name)
+
+
+def shard_of(name: str) -> int:
+    """The shard of a test function."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % SHARDS
 
 
