@@ -97,6 +97,18 @@ def test_the_summary_of_a_failure_has_the_seed_the_command_and_the_log(suite: py
     assert "of a process" in written.read_text()
 
 
+@pytest.mark.standard
+def test_tests_of_an_xdist_group_run_in_one_worker(pytester: pytest.Pytester) -> None:
+    """pytest-xdist 3.8 ignores groups without a word if pytest is newer than 9.1."""
+    pytester.makeini(INI + "    xdist_group\n")
+    pytester.makepyfile(
+        "import os, pytest\n@pytest.mark.xdist_group('one')\n@pytest.mark.parametrize('n', range(8))\n"
+        "def test_it(n):\n    print('worker', os.environ['PYTEST_XDIST_WORKER'])\n"
+    )
+    result = pytester.runpytest_subprocess("-n", "2", "--dist", "loadgroup", "-rP")
+    assert len({line for line in result.outlines if line.startswith("worker ")}) == 1
+
+
 def test_a_process_test_is_repeated_in_a_network_of_its_own() -> None:
     assert "tests.cluster.network" in failures.command("tests/process/test_tls.py::test_it[a b]")
     assert "'tests/process/test_tls.py::test_it[a b]'" in failures.command("tests/process/test_tls.py::test_it[a b]")

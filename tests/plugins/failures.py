@@ -16,6 +16,9 @@ import pytest
 SEED = re.compile(r"python -m tests\.sim\S* (\d+)")
 """How a failed simulation names its seed."""
 
+GROUP = re.compile(r"@[^@\[\]]+$")
+"""What pytest-xdist appends to the node ids of a group."""
+
 
 class Failure(NamedTuple):
     """A failed phase of a test."""
@@ -41,7 +44,7 @@ class Failures:
         sections = [f"----- {title} -----\n{content}" for title, content in report.sections]
         log.write_text("\n".join([report.longreprtext, *sections]), errors="replace")
         seed = SEED.search(report.longreprtext)
-        self.found.append(Failure(report.nodeid, seed.group(1) if seed else None, log))
+        self.found.append(Failure(GROUP.sub("", report.nodeid), seed.group(1) if seed else None, log))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Prints one block per failure."""
