@@ -68,6 +68,7 @@ async def shown(one: Serving) -> bytes:
         writer.transport.abort()
 
 
+@pytest.mark.standard
 async def test_official_clients_over_tls_through_two_gateways_and_certificates_that_are_replaced(
     tmp_path: Path,
 ) -> None:
@@ -141,6 +142,7 @@ def let_in(port: int, ca: Path, pair: Pair | None) -> bool:
 
 
 @pytest.mark.parametrize("by", ["token", "certificate"])
+@pytest.mark.standard
 async def test_a_gateway_reports_to_an_autoscaler_over_tcp_with_tls(tmp_path: Path, by: str) -> None:
     """The two parts by hand, as on two machines; who they are a token says, or a certificate of each."""
     pair, ca = write(tmp_path, "scaler", leaf(OURS)), write_authority(tmp_path, OURS)
