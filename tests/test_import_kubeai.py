@@ -173,7 +173,7 @@ def test_the_shell_that_runs_ollama_ends_with_it_and_when_it_is_told_to(tmp_path
     finally:
         runs.kill()
     clients = [line for line in calls.read_text().splitlines() if line != "serve"]  # which runs beside them
-    assert clients == ["pull gemma:2b", "run gemma:2b hi", "cp gemma:2b tiny"]
+    assert clients == ["list", "pull gemma:2b", "run gemma:2b hi", "cp gemma:2b tiny"]
 
 
 def test_a_claim_is_mounted() -> None:
