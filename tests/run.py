@@ -172,6 +172,7 @@ def main() -> int:
     parser.add_argument("options", nargs=argparse.REMAINDER, help="options for pytest, e.g. --shard 3 or -x")
     asked = parser.parse_args()
     begin = time.monotonic()
+    shutil.rmtree(LOGS, ignore_errors=True)  # of the run before
     parts: list[Part] = []
     for stage in stages(asked.tier, asked.options):
         stage.run()
