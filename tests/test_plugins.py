@@ -133,7 +133,7 @@ def test_a_change_of_a_golden_file_reaches_the_tests_that_name_it(tmp_path: Path
 
 
 def test_the_report_adds_up_costs_by_folder() -> None:
-    lines = [
+    lines: list[report.Line] = [
         {"test": "tests/sim/test_a.py::test_x", "setup_s": 1.0, "call_s": 2.0, "cpu_s": 0.5, "processes": 3},
         {"test": "tests/sim/test_b.py::test_y", "call_s": 4.0, "cpu_s": 4.0},
         {"collecting_s": 2.5},
