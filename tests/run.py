@@ -1,7 +1,7 @@
 """Runs a tier of the tests: `python -m tests.run check|fast|test|deep [OPTIONS OF PYTEST]`.
 
 A tier is a sequence of stages, and a stage is a set of parts that run at the same time. The output of the first part of
-a stage is shown as it comes; the output of the others only if they fail. The last lines name each part with its
+a stage is shown as it comes; that of the others at the end of the stage, if they fail or are tests. The last lines name each part with its
 result and duration, and each missing tool with the tests that were skipped for it.
 """
 
@@ -25,12 +25,14 @@ ROOT = Path(__file__).parent.parent
 LOGS = ROOT / "build" / "test-logs"
 PYTHON = sys.executable
 IN_NETWORK = f"{PYTHON} -m tests.cluster.network {PYTHON}"
-WORKERS = int(os.environ.get("WORKERS", "6"))
-"""Process and cluster tests mostly wait, so more of them run than there are cores; each worker has its own network."""
+WORKERS = int(os.environ.get("WORKERS", "3"))
+"""Of the process tests and of the cluster tests, which run at the same time and mostly wait. Each worker has a network
+of its own, and of the cluster tests a control plane, which takes a tenth of a core even if it is idle.
+"""
 NO_TESTS = 5
 """Exit status of pytest if it selected no test."""
 OUTPUT_CHARACTERS_MAX = 20_000
-"""Of the output of a part that failed behind another one."""
+"""Of the output of a part that is not shown as it comes."""
 
 
 class Tool(NamedTuple):
@@ -96,8 +98,8 @@ class Stage(NamedTuple):
         self.shown.run(show=True)
         behind.join()
         for part in self.others:
-            if part.status:
-                print(f"\n===== {part.name} failed; its output ({part.log.relative_to(ROOT)}):", flush=True)
+            if part.status or "pytest" in part.command:
+                print(f"\n===== {part.name} ({part.log.relative_to(ROOT)})", flush=True)
                 print(part.log.read_text(errors="replace")[-OUTPUT_CHARACTERS_MAX:], flush=True)
 
     def _run_others(self) -> None:
@@ -149,7 +151,10 @@ def stages(tier: str, options: Sequence[str]) -> list[Stage]:
     shard = "--shard" in options
     return [
         Stage(computing, builds() if shard else [*checks(), *builds()]),
-        Stage(Part("waiting tests", in_networks(*words, "tests/process", "tests/cluster"))),
+        Stage(
+            Part("process tests", in_networks(*words, "tests/process")),
+            [Part("cluster tests", in_networks(*words, "tests/cluster"))],
+        ),
         *([] if shard else [Stage(Part("compiled gateway", ["bash", "scripts/compiled.sh", "test", *chosen]))]),
     ]
 
