@@ -1,8 +1,8 @@
 """Runs a tier of the tests: `python -m tests.run check|fast|test|deep [OPTIONS OF PYTEST]`.
 
 A tier is a sequence of stages, and a stage is a set of parts that run at the same time. The output of the first part of
-a stage is shown as it comes; that of the others at the end of the stage, if they fail or are tests. The last lines name each part with its
-result and duration, and each missing tool with the tests that were skipped for it.
+a stage is shown as it comes; that of the others at its end, if they fail or are tests. The last lines name each part
+with its result and duration, and each missing tool with the tests that were skipped for it.
 """
 
 from __future__ import annotations
