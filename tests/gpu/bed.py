@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -112,7 +113,9 @@ class Bed:
             Phase(row.pop("model"), row.pop("pid"), row.pop("phase"), row.pop("at_s"), row)
             for row in rows
         ]  # fmt: skip
-        return sorted((one for one in found if one.at_s >= began_s and model in {"", one.model}), key=lambda one: one.at_s)
+        return sorted(
+            (one for one in found if one.at_s >= began_s and model in {"", one.model}), key=lambda one: one.at_s
+        )
 
     def spawns(self, began_s: float, model: str = "") -> list[Phase]:
         """When engine processes were started since that moment."""
@@ -125,7 +128,7 @@ class Bed:
     def lasted(self, pid: int) -> dict[str, float]:
         """Phase -> seconds since the phase before, of one engine."""
         rows = [one for one in self.phases() if one.pid == pid]
-        return {after.phase: after.at_s - before.at_s for before, after in zip(rows, rows[1:], strict=False)}
+        return {after.phase: after.at_s - before.at_s for before, after in pairwise(rows)}
 
     @asynccontextmanager
     async def serving(self, name: str, *documents: Document, path: str = "") -> AsyncIterator[Serving]:
@@ -219,7 +222,9 @@ async def listens(process: subprocess.Popen[bytes], port: int, within_s: float =
             if trial.connect_ex((HOST, port)) == 0:
                 return
         if process.poll() is not None:
-            raise GpuRunError(f"the engine by hand ended with status {process.returncode}: {shlex.join(process.args)[:200]}")  # type: ignore[arg-type]  # a list of words
+            raise GpuRunError(
+                f"the engine by hand ended with status {process.returncode}: {shlex.join(process.args)[:200]}"
+            )  # type: ignore[arg-type]  # a list of words
         await asyncio.sleep(LOOK_S)
     raise GpuRunError(f"the engine by hand does not listen after {within_s:g} s")
 

@@ -26,7 +26,19 @@ LEFT_OUT = ("numpy",)
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64",
              "manylinux2010_x86_64", "manylinux1_x86_64", "manylinux_2_12_x86_64", "manylinux_2_5_x86_64")  # fmt: skip
 LLAMA_PACKAGE, LLAMA_FOLDER = "xllamacpp", "/thirdparty/llama.cpp/"
-KEPT = ("CMakeLists.txt", "LICENSE", "licenses/", "cmake/", "common/", "ggml/", "include/", "scripts/", "src/", "tools/", "vendor/")
+KEPT = (
+    "CMakeLists.txt",
+    "LICENSE",
+    "licenses/",
+    "cmake/",
+    "common/",
+    "ggml/",
+    "include/",
+    "scripts/",
+    "src/",
+    "tools/",
+    "vendor/",
+)
 DROPPED = re.compile(
     r"ggml/src/ggml-(vulkan|sycl|metal|opencl|hexagon|cann|webgpu|openvino|zdnn|virtgpu|zendnn|et)/"
     r"|tools/ui/(src|static|tests)/|tools/ui/package-lock\.json|tools/server/(tests|bench|webui|public)/|\.(png|gif)$"
@@ -70,9 +82,9 @@ def source(target: Path) -> None:
         (package,) = Path(folder).glob("*.tar.gz")
         with tarfile.open(package) as archive, tarfile.open(target, "w:xz") as packed:
             for member, name in _needed(archive):
-                file = archive.extractfile(member)
-                member.name = name
-                packed.addfile(member, file)
+                one = tarfile.TarInfo(name)  # a new one: a long name of the old one would stay in its extended header
+                one.size, one.mode, one.mtime = member.size, member.mode, member.mtime
+                packed.addfile(one, archive.extractfile(member))
 
 
 def _needed(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str]]:

@@ -46,9 +46,9 @@ def main(argv: list[str]) -> int:
         print(line, flush=True)
     if found.fatal:
         return 2
-    if not told.simulate and told.kit.is_dir() and INSTALLED not in os.environ:
-        return _again_with_packages(told.kit, argv)
     missing = prerequisites.missing_packages()
+    if told.kit.is_dir() and INSTALLED not in os.environ and (missing or not told.simulate):
+        return _again_with_packages(told.kit, argv)
     if missing:
         print(f"packages are missing: {', '.join(missing)}; run `make gpu-kit` and copy build/gpu-kit here", flush=True)
         return 2
@@ -65,7 +65,7 @@ def simulate() -> None:
     folder = Path(__file__).parent / "simulated"
     os.environ["SIMULATED_GPU"] = tempfile.mkdtemp(prefix="simulated-gpu-")
     os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT)])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", ""), str(ROOT)])
     sys.path.insert(0, str(folder))
 
 
@@ -76,7 +76,11 @@ def _again_with_packages(kit: Path, argv: list[str]) -> int:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
         installed = subprocess.run([*pip, "--no-cache-dir", "--target", site, *wheels], check=False)
         if installed.returncode != 0:
-            print(f"the wheels in {kit} cannot be installed into this Python; build them for it: make gpu-kit", flush=True)
+            print(
+                f"the wheels in {kit} cannot be installed into this Python; build them for it: make gpu-kit", flush=True
+            )
             return 2
         env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), site]), INSTALLED: "1"}
-        return subprocess.run([sys.executable, str(Path(__file__).parent / "run"), *argv], env=env, check=False).returncode
+        return subprocess.run(
+            [sys.executable, str(Path(__file__).parent / "run"), *argv], env=env, check=False
+        ).returncode

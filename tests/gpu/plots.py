@@ -25,7 +25,9 @@ def bars(path: Path, title: str, unit: str, rows: Mapping[str, Mapping[str, floa
         for name, value in parts.items():
             width = value / most * (WIDTH - LEFT - 90)
             colour = COLOURS[names.index(name) % len(COLOURS)]
-            drawn.append(f'<rect x="{at:.1f}" y="{y:.1f}" width="{width:.1f}" height="{step * 0.7:.1f}" fill="{colour}"/>')
+            drawn.append(
+                f'<rect x="{at:.1f}" y="{y:.1f}" width="{width:.1f}" height="{step * 0.7:.1f}" fill="{colour}"/>'
+            )
             at += width
         drawn.append(_text(at + 6, y + step / 2, f"{sum(parts.values()):.2f} {unit}"))
     drawn += _legend(names)

@@ -129,7 +129,15 @@ async def _one(bed: Bed, name: str, step: Step, end_s: float) -> None:
             await step()
     except TimeoutError:
         bed.report.failed(name, f"took longer than {limit_s:.0f} s")
-    except (GpuRunError, AssertionError, OSError, ValueError, KeyError, subprocess.SubprocessError, pynvml.NVMLError) as error:
+    except (
+        GpuRunError,
+        AssertionError,
+        OSError,
+        ValueError,
+        KeyError,
+        subprocess.SubprocessError,
+        pynvml.NVMLError,
+    ) as error:
         bed.report.failed(name, f"{type(error).__name__}: {str(error)[:400]}")
     bed.report.took(name, time.monotonic() - began_s)
     bed.report.say(f"{name:<10} took {time.monotonic() - began_s:.1f} s")
@@ -161,10 +169,7 @@ async def _prepare(bed: Bed, told: argparse.Namespace, nvcc: str) -> Building | 
         bed.report.skipped("llama.cpp", "there is no nvcc, or no source in the kit")
         return None
     (bed.folder / "llama").mkdir()
-    building = Building(told.kit, bed.folder / "llama", nvcc, found["capability"], ready=told.llama_server)
-    for name in ("small", "medium"):
-        await asyncio.to_thread(building.make, name, bed.shapes[name])
-    return building
+    return Building(told.kit, bed.folder / "llama", nvcc, found["capability"], ready=told.llama_server)
 
 
 def _give_up(report: Report, limit_s: float) -> None:

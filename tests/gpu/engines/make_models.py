@@ -136,9 +136,7 @@ def main(argv: list[str]) -> None:
         found["capability"] = list(torch.cuda.get_device_capability())
         found["torch_total_bytes"] = torch.cuda.mem_get_info()[1]
     began_s = time.monotonic()
-    found["weights_bytes"] = {
-        name: make(told.folder / name, shape, told.device) for name, shape in told.models.items()
-    }
+    found["weights_bytes"] = {name: make(told.folder / name, shape, told.device) for name, shape in told.models.items()}
     print(json.dumps(found | {"made_s": time.monotonic() - began_s}))
 
 

@@ -64,7 +64,9 @@ def options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--slots", "--max-num-seqs", type=int, default=4)
     parser.add_argument("--context-tokens", "--max-model-len", type=int, default=1024)
-    parser.add_argument("--memory-bytes", type=int, default=0, help="take so much of the device in all; 0: what it needs")
+    parser.add_argument(
+        "--memory-bytes", type=int, default=0, help="take so much of the device in all; 0: what it needs"
+    )
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.0, help="the same, as a part of the device")
     parser.add_argument("--backend", choices=("torch_model", "simulated_model"), default="torch_model")
     parser.add_argument("--device", default="cuda")
@@ -93,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
     slots: threading.Semaphore
     answered: threading.Event
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_GET(self) -> None:
         """Health and the list of models."""
         if self.path == "/health":
             self._json(200, {"status": "ok"})
@@ -102,7 +104,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._json(404, {"error": {"message": f"no such path: {self.path}", "type": "not_found"}})
 
-    def do_POST(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_POST(self) -> None:
         """One completion, streamed or not."""
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         chat = self.path == "/v1/chat/completions"

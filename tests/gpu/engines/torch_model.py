@@ -24,7 +24,7 @@ PROMPT_TOKENS = 64
 MIB = 1 << 20
 CONTEXT_BYTES = 600 << 20
 """Of a CUDA context with its libraries, where NVML does not list this process."""
-SPARE = 0.01
+SPARE = 0.003
 """Of what it may take it leaves so much for later allocations of the libraries."""
 
 Tensor = Any

@@ -5,9 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from loadtest.client import Client
 from tests.gpu import plots
 from tests.gpu.bed import Bed, GpuRunError, call, drop_from_page_cache, listens, read_into_page_cache
 from tests.kit.serving import Serving
@@ -56,8 +54,6 @@ async def _by_hand(bed: Bed, took: dict[str, list[float]], bars: Bars, source: s
     began_s, label = time.time(), f"by hand, {source}"
     with bed.by_hand("cold", MODEL, "--slots", "1", *words) as (process, port):
         await listens(process, port)
-        client = Client(f"http://127.0.0.1:{port}")
-        client.close()
         await call(f"http://127.0.0.1:{port}", "cold")
         seconds = next(one.at_s for one in bed.phases(began_s) if one.phase == "first token") - began_s
     await bed.stays_free([process.pid])
@@ -96,8 +92,3 @@ def _figures(bed: Bed, took: dict[str, list[float]], bars: Bars) -> None:
     for source in ("page cache", "disk"):
         over = middle[f"Pilotlight, {source}"] - middle[f"by hand, {source}"]
         bed.report.figure("cold", f"{source}: Pilotlight beyond by hand, s", over, "reported", holds=None)
-
-
-def file_of(bed: Bed, name: str) -> Path:
-    """The weights of a model."""
-    return bed.weights(name) / "model.safetensors"

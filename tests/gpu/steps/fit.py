@@ -6,9 +6,10 @@ llama.cpp: the count comes from the GGUF header, and the engine takes what it ne
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,21 +37,27 @@ async def run(bed: Bed, building: Building | None) -> None:
         Case(_document(f"paged-{name}", "vllm", bed.weights(name), tokens, slots), f"{name}, {slots} x {tokens} tokens")
         for name, tokens, slots in (("small", 4096, 4), ("medium", 16384, 2), ("large", 8192, 4))
     ]
-    path = str(scripts)
-    if building is not None:
-        server = await building.wait()
-        bed.report.row("fit", "llama.cpp", building.said)
-        if server is not None:
-            path = f"{server.parent}:{scripts}"
-            words = ["--flash-attn", "off"] if building.without_flash_attention else []
-            cases += [
-                Case(
-                    _document(f"llama-{name}-{tokens}", "llama.cpp", building.gguf(name), tokens, slots, args=words),
-                    f"{name} as GGUF, {slots} x {tokens} tokens",
-                )
-                for name, tokens, slots in (("small", 4096, 4), ("small", 32768, 1), ("medium", 8192, 4))
-            ]
-    async with bed.serving("fit", *(one.document for one in cases), path=path) as serve:
+    await _cases(bed, "fit-paged", cases, scripts)
+    if building is None:
+        return
+    files = {name: await asyncio.to_thread(building.gguf, name, bed.shapes[name]) for name in ("small", "medium")}
+    server = await building.wait()
+    bed.report.row("fit", "llama.cpp", building.said)
+    if server is None:
+        return
+    words = ["--flash-attn", "off"] if building.without_flash_attention else []
+    cases = [
+        Case(
+            _document(f"llama-{name}-{tokens}", "llama.cpp", files[name], tokens, slots, args=words),
+            f"{name} as GGUF, {slots} x {tokens} tokens",
+        )
+        for name, tokens, slots in (("small", 4096, 4), ("small", 32768, 1), ("medium", 8192, 4))
+    ]
+    await _cases(bed, "fit-llama", cases, server.parent)
+
+
+async def _cases(bed: Bed, name: str, cases: Sequence[Case], programs: Path) -> None:
+    async with bed.serving(name, *(one.document for one in cases), path=str(programs)) as serve:
         for one in cases:
             await _case(bed, serve, one)
 

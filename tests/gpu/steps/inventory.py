@@ -32,7 +32,9 @@ async def run(bed: Bed) -> None:
     say("inventory", "product, Pilotlight", str(own["product"]))
     say("inventory", "product, nvidia-smi", line["name"])
     say("inventory", "memory, Pilotlight", bed.device_bytes // MIB, "MiB")
-    say("inventory", "memory, nvidia-smi", int(line["memory.total"]), "MiB", f"{line['memory.reserved']} of it reserved")
+    say(
+        "inventory", "memory, nvidia-smi", int(line["memory.total"]), "MiB", f"{line['memory.reserved']} of it reserved"
+    )
     say("inventory", "MIG mode, nvidia-smi", line["mig.mode.current"])
     equal = {*devices} == {row["uuid"] for row in rows} and own["product"] == line["name"]
     bed.report.figure("inventory", "same devices and products", float(equal), "1", holds=equal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 from loadtest.client import Client
 from loadtest.result import Ending
@@ -31,7 +32,7 @@ async def run(bed: Bed) -> None:
         (one.at_s, next((p.at_s for p in bed.phases(began_s, one.model) if p.phase == "listening"), one.at_s))
         for one in bed.spawns(began_s)
     )
-    overlaps = sum(after[0] < before[1] for before, after in zip(intervals, intervals[1:], strict=False))
+    overlaps = sum(after[0] < before[1] for before, after in pairwise(intervals))
     say = bed.report.row
     say("serial", "until all eight were answered", lasted_s, "s")
     say("serial", "the starts themselves, sum", sum(end - begin for begin, end in intervals), "s")

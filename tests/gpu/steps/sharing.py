@@ -69,7 +69,9 @@ def _limit_holds(bed: Bed, env: dict[str, str]) -> None:
     )  # fmt: skip
     last = (tried.stderr.strip().splitlines() or [""])[-1][:100]
     refused = tried.returncode != 0 and "out of memory" in tried.stderr
-    bed.report.figure("sharing", f"MPS: 3 GiB over a limit of 2 GiB refused ({last})", float(refused), "1", holds=refused)
+    bed.report.figure(
+        "sharing", f"MPS: 3 GiB over a limit of 2 GiB refused ({last})", float(refused), "1", holds=refused
+    )
 
 
 async def _measure(bed: Bed, how: str, env: dict[str, str]) -> None:

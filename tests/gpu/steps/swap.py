@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from itertools import pairwise
 
 from loadtest.client import Client
 from loadtest.result import Ending
@@ -26,7 +27,9 @@ async def run(bed: Bed) -> None:
     async with bed.serving("swap", *documents) as serve:
         began_s = time.time()
         shots = [
-            shot(name, at_s=number * every_s) for number in range(int(lasts_s / every_s)) for name in ("swap-a", "swap-b")
+            shot(name, at_s=number * every_s)
+            for number in range(int(lasts_s / every_s))
+            for name in ("swap-a", "swap-b")
         ]
         results = await Client(serve.url).run(shots)
         lasted_s = time.time() - began_s
@@ -56,7 +59,7 @@ async def run(bed: Bed) -> None:
 def _gaps(bed: Bed, began_s: float) -> None:
     """From the end of one engine to its memory being free, and to the start of the next."""
     starts, free, gaps = bed.spawns(began_s), list[float](), list[float]()
-    for before, after in zip(starts, starts[1:], strict=False):
+    for before, after in pairwise(starts):
         ended_s, freed_s = bed.watch.ended_s(before.pid), bed.watch.freed_s(before.pid)
         if freed_s is None:
             continue
