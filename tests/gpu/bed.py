@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -14,7 +13,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -25,7 +23,7 @@ from loadtest.result import Result, Shot
 from tests.gpu.report import Report
 from tests.gpu.watch import Watch
 from tests.kit.ports import free_port
-from tests.kit.serving import API, Document, Serving, running
+from tests.kit.serving import API, Document, Serving
 
 ENGINES = Path(__file__).parent / "engines"
 HOST = "127.0.0.1"
@@ -65,9 +63,14 @@ class Phase(NamedTuple):
 class Bed:
     """Everything that steps share."""
 
-    def __init__(self, folder: Path, report: Report, *, simulated: bool, quick: bool, uuid: str) -> None:
+    def __init__(
+        self, folder: Path, report: Report, *, simulated: bool, quick: bool, uuid: str, engine: str = "torch"
+    ) -> None:
         self.folder, self.report = folder, report
         self.simulated, self.quick, self.uuid = simulated, quick, uuid
+        device = "cpu" if simulated else "cuda"
+        self.backend = ("--backend", f"{engine}_model", "--device", device, "--phases", str(folder / "phases.jsonl"))
+        """Words of the engine's command line that are the same for all models."""
         self.watch = Watch(uuid)
         self.phases_file = folder / "phases.jsonl"
         self.shapes = SIMULATED if simulated else REAL
@@ -75,8 +78,6 @@ class Bed:
         self.copy_bytes_per_s = 0.0
         self.device_bytes = 0
         """Memory of the device as Pilotlight reports it; the inventory step sets it."""
-        self.llama_server = ""
-        """A llama.cpp server built with CUDA; the build sets it."""
 
     def weights(self, name: str) -> Path:
         """The folder of a model."""
@@ -88,11 +89,9 @@ class Bed:
 
     def command(self, name: str, weights: str, *words: str) -> list[str]:
         """How the engine is started, with the placeholders of `spec.command`."""
-        backend = "simulated_model" if self.simulated else "torch_model"
         return [
             *(sys.executable, "-E", str(ENGINES / "server.py"), "--port", "{port}", "--name", name),
-            *("--weights", str(self.weights(weights)), "--backend", backend, "--phases", str(self.phases_file)),
-            *words,
+            *("--weights", str(self.weights(weights)), *self.backend, *words),
         ]  # fmt: skip
 
     def model(self, name: str, weights: str, *words: str, memory_bytes: int = 0, **spec: object) -> Document:
@@ -124,11 +123,6 @@ class Bed:
     def reused_too_soon(self, began_s: float) -> int:
         """Starts since that moment over memory that ended processes still held."""
         return sum(bool(self.watch.held_by_ended(one.at_s)) for one in self.spawns(began_s))
-
-    def lasted(self, pid: int) -> dict[str, float]:
-        """Phase -> seconds since the phase before, of one engine."""
-        rows = [one for one in self.phases() if one.pid == pid]
-        return {after.phase: after.at_s - before.at_s for before, after in pairwise(rows)}
 
     @asynccontextmanager
     async def serving(self, name: str, *documents: Document, path: str = "") -> AsyncIterator[Serving]:
@@ -162,7 +156,7 @@ class Bed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    async def stays_free(self, pids: Sequence[int], within_s: float = 30.0) -> None:
+    async def until_free(self, pids: Sequence[int], within_s: float = 30.0) -> None:
         """Until NVML lists none of these processes."""
         if not await seen(lambda: not {*pids} & self.watch.look().by_pid.keys(), within_s):
             raise GpuRunError(f"NVML still lists processes {[*pids]} after {within_s:g} s")
@@ -204,10 +198,10 @@ def shot(model: str, *, tokens: int = 16, at_s: float = 0.0, prompt: str = "Hell
     return Shot(model=model, body=body, stream=stream, at_s=at_s, timeout_s=CALL_S)
 
 
-async def call(url: str, model: str, **more: int) -> Result:
+async def call(url: str, model: str, *, prompt: str = "Hello") -> Result:
     """One request's result; it must complete."""
     client = Client(url)
-    result = await client.send(shot(model, **more))
+    result = await client.send(shot(model, prompt=prompt))
     client.close()
     if result.ending != "completed" or result.first_byte_s is None:
         raise GpuRunError(f"a request for {model} ended as {result.ending}: status {result.status} {result.code}")
@@ -222,9 +216,7 @@ async def listens(process: subprocess.Popen[bytes], port: int, within_s: float =
             if trial.connect_ex((HOST, port)) == 0:
                 return
         if process.poll() is not None:
-            raise GpuRunError(
-                f"the engine by hand ended with status {process.returncode}: {shlex.join(process.args)[:200]}"
-            )  # type: ignore[arg-type]  # a list of words
+            raise GpuRunError(f"the engine by hand ended with status {process.returncode}; by-hand.log says why")
         await asyncio.sleep(LOOK_S)
     raise GpuRunError(f"the engine by hand does not listen after {within_s:g} s")
 
@@ -251,6 +243,3 @@ def read_into_page_cache(path: Path) -> None:
     with path.open("rb", buffering=0) as file:
         while file.read(32 << 20):
             pass
-
-
-__all__ = ["Bed", "GpuRunError", "Serving", "running"]

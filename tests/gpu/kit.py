@@ -63,13 +63,14 @@ def main(argv: list[str]) -> int:
 def wheels(version: str, folder: Path) -> None:
     """Downloads the wheels, in the versions of requirements/dev.lock."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    locked = re.findall(r"^([A-Za-z0-9_.-]+==[^ ;\\]+)", (ROOT / "requirements" / "dev.lock").read_text(), re.MULTILINE)
+    lock = (ROOT / "requirements" / "dev.lock").read_text()
+    locked = re.findall(r"^([A-Za-z0-9_.-]+==[^ ;\\]+)", lock, re.MULTILINE)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write("\n".join(locked))
         constraints.flush()
         platforms = [word for name in PLATFORMS for word in ("--platform", name)]
-        _pip("--only-binary", ":all:", "--python-version", version, "--implementation", "cp", *platforms, "--constraint",
-             constraints.name, "--dest", str(folder), *project["dependencies"])  # fmt: skip
+        words = ["--only-binary", ":all:", "--python-version", version, "--implementation", "cp", *platforms]
+        _pip(*words, "--constraint", constraints.name, "--dest", str(folder), *project["dependencies"])
     for name in LEFT_OUT:
         for path in folder.glob(f"{name}-*.whl"):
             path.unlink()

@@ -119,8 +119,7 @@ def _data(file: BinaryIO, tensors: dict[str, Dimensions]) -> None:
         if len(dimensions) == 1:
             file.write(struct.pack("<f", 1.0) * dimensions[0])
         else:
-            for piece in _pieces(block, size):
-                file.write(piece)
+            file.writelines(_pieces(block, size))
         file.write(bytes(-size % tinygguf.ALIGNMENT))
 
 
@@ -141,17 +140,22 @@ def _tensors(shape: dict[str, Any]) -> dict[str, Dimensions]:
     for layer in range(shape["layers"]):
         at = f"blk.{layer}."
         found |= {
-            at + "attn_norm.weight": (width,), at + "attn_q.weight": (width, width), at + "attn_k.weight": (width, rows),
-            at + "attn_v.weight": (width, rows), at + "attn_output.weight": (width, width), at + "ffn_norm.weight": (width,),
-            at + "ffn_gate.weight": (width, inner), at + "ffn_up.weight": (width, inner),
+            at + "attn_norm.weight": (width,),
+            at + "attn_q.weight": (width, width),
+            at + "attn_k.weight": (width, rows),
+            at + "attn_v.weight": (width, rows),
+            at + "attn_output.weight": (width, width),
+            at + "ffn_norm.weight": (width,),
+            at + "ffn_gate.weight": (width, inner),
+            at + "ffn_up.weight": (width, inner),
             at + "ffn_down.weight": (inner, width),
-        }  # fmt: skip
+        }
     return found | {"output_norm.weight": (width,), "output.weight": (width, vocabulary)}
 
 
 def _metadata(path: Path, shape: dict[str, Any]) -> dict[str, tinygguf.Value]:
     letters = tinygguf._byte_letters()
-    tokens = [*letters, "<|end|>", *(f"<|filler {number}|>" for number in range(shape["vocabulary"] - 257))]
+    tokens = [*letters, "<|end|>", *(f"filler{number}" for number in range(shape["vocabulary"] - 257))]
     return {
         "general.architecture": "llama",
         "general.name": path.stem,

@@ -24,6 +24,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="tests/gpu/run", description=__doc__, allow_abbrev=False)
     parser.add_argument("--simulate", action="store_true", help="a simulated device and engines that need no GPU")
+    parser.add_argument("--engine", choices=("torch", "simulated"), help="with --simulate: torch computes on the CPU")
     parser.add_argument("--steps", default=",".join(STEPS), help=f"some of {','.join(STEPS)}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and shorter load")
     parser.add_argument("--out", type=Path, default=Path("gpu-run"), help="folder of result.json and the plots")

@@ -1,5 +1,7 @@
 """The backend on a GPU: a transformers model in bfloat16 whose safetensors file is read straight to the device.
 
+With --device cpu it computes on the CPU, and what it would hold of a GPU is counted on the simulated device.
+
 Reading starts as soon as the CUDA context exists and overlaps the import of transformers. Threads read pieces of the
 file into pinned buffers and copy them into one tensor, of which the parameters are views.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +27,7 @@ PROMPT_TOKENS = 64
 MIB = 1 << 20
 CONTEXT_BYTES = 600 << 20
 """Of a CUDA context with its libraries, where NVML does not list this process."""
+SIMULATED_CONTEXT_BYTES = 64 << 20
 SPARE = 0.003
 """Of what it may take it leaves so much for later allocations of the libraries."""
 
@@ -40,7 +44,10 @@ class Reading:
         self._header.pop("__metadata__", None)
         self._begin = 8 + length
         self.bytes = 0 if empty else path.stat().st_size - self._begin
-        self._data = torch.empty(path.stat().st_size - self._begin, dtype=torch.uint8, device=device)
+        size = path.stat().st_size - self._begin
+        if device == "cpu":
+            count_simulated(size)
+        self._data = torch.empty(size, dtype=torch.uint8, device=device)
         self._path, self._device = path, device
         self._next, self._lock = 0, threading.Lock()
         self._errors: list[BaseException] = []
@@ -114,7 +121,7 @@ class Model:
 
     def grow(self, size_bytes: int) -> None:
         """Holds so many more bytes."""
-        self._kept.append(torch.empty(size_bytes, dtype=torch.uint8, device=self._told.device))
+        self._kept.append(take(size_bytes, self._told.device))
 
     def used_bytes(self) -> int:
         """What this process holds of the device, by NVML where it lists it."""
@@ -146,6 +153,8 @@ class Model:
 def load(told: argparse.Namespace, phases: Any) -> Model:
     """From nothing to a model that has answered once."""
     phases.note("torch")
+    if told.device == "cpu":
+        count_simulated(SIMULATED_CONTEXT_BYTES)
     torch.zeros(1, device=told.device)
     phases.note("context")
     reading = Reading(told.weights / "model.safetensors", told.device, empty=told.empty)
@@ -173,7 +182,7 @@ def fill(model: Model, told: argparse.Namespace) -> None:
     """Takes the rest of what it may take, as engines do that page their cache."""
     wanted = told.memory_bytes
     if told.gpu_memory_utilization:
-        wanted = int(told.gpu_memory_utilization * torch.cuda.mem_get_info()[1])
+        wanted = int(told.gpu_memory_utilization * total_bytes(told.device))
     rest = int(wanted * (1 - SPARE)) - used_bytes(told.device)
     if rest > 0:
         model.grow(rest // MIB * MIB)
@@ -182,7 +191,7 @@ def fill(model: Model, told: argparse.Namespace) -> None:
 def used_bytes(device: str) -> int:
     """What this process holds of the device."""
     if device == "cpu":
-        return 0
+        return _simulated_bytes
     import pynvml
 
     pynvml.nvmlInit()
@@ -199,8 +208,38 @@ def used_bytes(device: str) -> int:
 
 def hold(size_bytes: int, device: str) -> None:
     """Holds memory until the process ends."""
-    global _held  # noqa: PLW0603 - that is all that this process is for
-    _held = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    _held.append(take(size_bytes, device))
 
 
-_held: Tensor = None
+def take(size_bytes: int, device: str) -> Tensor:
+    """Memory of the device; without a GPU it is only counted."""
+    if device != "cpu":
+        return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    count_simulated(size_bytes)
+    return None
+
+
+def total_bytes(device: str) -> int:
+    """Of the device, as CUDA reports it."""
+    if device != "cpu":
+        return int(torch.cuda.mem_get_info()[1])
+    pynvml = _simulated()
+    return int(pynvml.TOTAL_BYTES - pynvml.RESERVED_BYTES)
+
+
+def count_simulated(size_bytes: int) -> None:
+    """Counts so many more bytes as this process's on the simulated device. Raises its OutOfMemoryError."""
+    global _simulated_bytes  # noqa: PLW0603 - one number for the process, as the device has it
+    _simulated().allocate(_simulated_bytes + size_bytes)
+    _simulated_bytes += size_bytes
+
+
+def _simulated() -> Any:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "simulated"))
+    import pynvml
+
+    return pynvml
+
+
+_held: list[Tensor] = []
+_simulated_bytes = 0

@@ -33,7 +33,7 @@ class NVMLError(Exception):
         self.value = value
 
 
-class NVMLError_FunctionNotFound(NVMLError):  # noqa: N801 - the name that the bindings have
+class NVMLError_FunctionNotFound(NVMLError):  # noqa: N801, N818 - the name that the bindings have
     """An older driver."""
 
 
@@ -61,10 +61,9 @@ def allocate(size_bytes: int) -> None:
     """Sets what this process holds of the device. Raises OutOfMemoryError."""
     with _locked() as folder:
         others = sum(size for pid, size in _holders(folder).items() if pid != os.getpid())
-        if others + size_bytes > TOTAL_BYTES - RESERVED_BYTES:
-            raise OutOfMemoryError(
-                f"CUDA out of memory: {size_bytes >> 20} MiB wanted, {(TOTAL_BYTES - RESERVED_BYTES - others) >> 20} free"
-            )
+        free = TOTAL_BYTES - RESERVED_BYTES - others
+        if size_bytes > free:
+            raise OutOfMemoryError(f"CUDA out of memory: {size_bytes >> 20} MiB wanted, {free >> 20} MiB free")
         (folder / str(os.getpid())).write_text(str(size_bytes))
 
 

@@ -7,12 +7,16 @@ llama.cpp: the count comes from the GGUF header, and the engine takes what it ne
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
+from tests.gpu import llama
 from tests.gpu.bed import ENGINES, Bed, GpuRunError, call, document
 from tests.gpu.llama import Building
 from tests.kit.serving import Document, Serving
@@ -38,6 +42,8 @@ async def run(bed: Bed, building: Building | None) -> None:
         for name, tokens, slots in (("small", 4096, 4), ("medium", 16384, 2), ("large", 8192, 4))
     ]
     await _cases(bed, "fit-paged", cases, scripts)
+    if bed.simulated and importlib.util.find_spec("xllamacpp") is not None:
+        await _on_cpu(bed)
     if building is None:
         return
     files = {name: await asyncio.to_thread(building.gguf, name, bed.shapes[name]) for name in ("small", "medium")}
@@ -62,19 +68,32 @@ async def _cases(bed: Bed, name: str, cases: Sequence[Case], programs: Path) -> 
             await _case(bed, serve, one)
 
 
+async def _on_cpu(bed: Bed) -> None:
+    """A real llama.cpp server on the CPU: its resident memory is reported, and compared with nothing."""
+    file = bed.folder / "small.gguf"
+    llama.write(file, bed.shapes["small"])
+    async with bed.serving("fit-cpu", _document("llama-cpu", "llama.cpp", file, 1024, 2)) as serve:
+        fit = serve.get("/api/v1/explain/fit/llama-cpu")
+        assert isinstance(fit, Mapping)
+        await call(serve.url, "llama-cpu")
+        (pid,) = serve.engines("llama-cpu")
+        resident = psutil.Process(pid).memory_info().rss
+    bed.report.row(
+        "fit", "llama-cpu predicted", int(fit["memory_bytes"]) // MIB, "MiB", f"resident {resident // MIB} MiB"
+    )
+
+
 def paged(bed: Bed, script: Path) -> None:
     """Our engine with vLLM's command line."""
-    backend = "simulated_model" if bed.simulated else "torch_model"
     argv = [sys.executable, "-E", str(ENGINES / "server.py")]
-    more = ["--backend", backend, "--phases", str(bed.phases_file)]
-    script.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@" {shlex.join(more)}\n')
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@" {shlex.join(bed.backend)}\n')
     script.chmod(0o755)
 
 
 def _document(name: str, engine: str, weights: Path, tokens: int, slots: int, **more: object) -> Document:
     gpu = {} if engine == "llama.cpp" else {"gpu": {"memory": "auto"}}
     return document(
-        name, engine=engine, artifact=f"file://{weights}", contextTokens=tokens, slots=slots, idleSeconds=0.2,
+        name, engine=engine, artifact=f"file://{weights}", contextTokens=tokens, slots=slots, idleSeconds=1,
         residencySeconds=0, **gpu, **more,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from functools import partial
 
 from tests.gpu.bed import Bed, GpuRunError, call, seen
 from tests.kit.serving import Serving
@@ -31,7 +32,7 @@ async def run(bed: Bed) -> None:
         needed = 2 * LEAKS if bed.simulated else LEAKS
         await asyncio.gather(_leak(serve, needed), _orphan(bed, serve))
         for name in ("greedy", "leaky"):
-            found = await seen(lambda n=name: _said(serve, n), REPORTED_S)
+            found = await seen(partial(_said, serve, name), REPORTED_S)
             after = time.time() - began_s
             bed.report.figure("misbehave", f"{name}: reported", float(bool(found)), "1", holds=bool(found))
             bed.report.row("misbehave", f"{name}: reported after", after if found else None, "s", (found or "")[:160])
@@ -54,7 +55,7 @@ async def _orphan(bed: Bed, serve: Serving) -> None:
     os.kill(pid, signal.SIGKILL)
     await seen(lambda: worker not in serve.marked(), 30.0)
     ended_s = time.time() - began_s
-    await bed.stays_free([pid, worker])
+    await bed.until_free([pid, worker])
     bed.report.row("misbehave", "orphan: engine killed -> worker ended", ended_s, "s")
     await call(serve.url, "orphan")
     gone = worker not in serve.marked()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from loadtest.client import Client
 from loadtest.result import Ending
-from tests.gpu.bed import Bed, GpuRunError, call, seen, shot
+from tests.gpu.bed import Bed, GpuRunError, call, shot
 from tests.kit.serving import Serving
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -37,7 +37,7 @@ async def run(bed: Bed) -> None:
             return
         limit = bed.need_bytes("large") >> 20
         _limit_holds(bed, env)
-        await _measure(bed, "MPS", env | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}M"})
+        await _measure(bed, "MPS", env | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}MB"})
 
 
 @asynccontextmanager
@@ -47,7 +47,9 @@ async def mps(bed: Bed) -> AsyncIterator[dict[str, str] | None]:
     env = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
     for path in env.values():
         Path(path).mkdir(parents=True)
-    started = subprocess.run([CONTROL, "-d"], env=os.environ | env, capture_output=True, text=True, timeout=20)
+    started = subprocess.run(
+        [CONTROL, "-d"], env=os.environ | env, capture_output=True, text=True, timeout=20, check=False
+    )
     if started.returncode != 0:
         why = (started.stderr or started.stdout).strip()[:120]
         bed.report.row("sharing", "MPS", "skipped", "", f"the daemon cannot be started: {why}")
@@ -121,6 +123,3 @@ async def _rate(serve: Serving, name: str, seconds: float) -> float:
 
     await asyncio.gather(*(loop() for _ in range(AT_ONCE)))
     return count / (time.monotonic() - began_s)
-
-
-__all__ = ["run", "seen"]
