@@ -81,11 +81,16 @@ def source(target: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _pip("--no-deps", "--no-binary", LLAMA_PACKAGE, "--dest", folder, LLAMA_PACKAGE)
         (package,) = Path(folder).glob("*.tar.gz")
-        with tarfile.open(package) as archive, tarfile.open(target, "w:xz") as packed:
-            for member, name in _needed(archive):
-                one = tarfile.TarInfo(name)  # a new one: a long name of the old one would stay in its extended header
-                one.size, one.mode, one.mtime = member.size, member.mode, member.mtime
-                packed.addfile(one, archive.extractfile(member))
+        pack(package, target)
+
+
+def pack(package: Path, target: Path) -> None:
+    """Copies the needed files of a source package into an archive of their own."""
+    with tarfile.open(package) as archive, tarfile.open(target, "w:xz") as packed:
+        for member, name in _needed(archive):
+            one = tarfile.TarInfo(name)  # a new one: a long name of the old one would stay in its extended header
+            one.size, one.mode, one.mtime = member.size, member.mode, member.mtime
+            packed.addfile(one, archive.extractfile(member))
 
 
 def _needed(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str]]:
