@@ -15,9 +15,9 @@ from autoscaler.contract import ReplicaId
 from autoscaler.drivers import nvml as nvml_module
 from autoscaler.drivers.nvml import PyNvml
 from autoscaler.observations import Seen
-from tests.contracts.driver import running
 from tests.kit.fakenvml import FakeNvml
 from tests.kit.localrig import TINY_ENGINE, LocalRig, python, replica
+from tests.kit.observed import running
 
 GIB = 1 << 30
 R1 = ReplicaId("r1")

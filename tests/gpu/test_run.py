@@ -71,7 +71,7 @@ def test_driver_older_than_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
 def test_missing_torch_and_nvcc_are_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prerequisites, "driver_cuda", lambda _: (13, 0))
     monkeypatch.setattr(prerequisites, "torch_cuda", lambda: None)
-    monkeypatch.setattr(prerequisites.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     found = prerequisites.check(simulated=False)
     assert found.fatal[0].startswith("no PyTorch with CUDA in this Python: ")
     assert found.skipped == ("no nvcc on the PATH or in /usr/local/cuda/bin: the steps with llama.cpp are skipped",)
