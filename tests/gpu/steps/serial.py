@@ -11,6 +11,8 @@ from tests.gpu.bed import Bed, shot
 from tests.kit.serving import Serving
 
 MODELS = 8
+TICK_S = 0.02
+"""The kernel counts the start of a process in hundredths of a second."""
 OUT_OF_MEMORY = ("out of memory", "outofmemory")
 
 
@@ -32,7 +34,7 @@ async def run(bed: Bed) -> None:
         (one.at_s, next((p.at_s for p in bed.phases(began_s, one.model) if p.phase == "listening"), one.at_s))
         for one in bed.spawns(began_s)
     )
-    overlaps = sum(after[0] < before[1] for before, after in pairwise(intervals))
+    overlaps = sum(after[0] < before[1] - TICK_S for before, after in pairwise(intervals))
     say = bed.report.row
     say("serial", "until all eight were answered", lasted_s, "s")
     say("serial", "the starts themselves, sum", sum(end - begin for begin, end in intervals), "s")
