@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
+import pynvml
+
 from tests.gpu.bed import Bed, GpuRunError
 
 FIELDS = ("uuid", "name", "memory.total", "memory.reserved", "mig.mode.current", "driver_version")
@@ -35,12 +37,25 @@ async def run(bed: Bed) -> None:
     say(
         "inventory", "memory, nvidia-smi", int(line["memory.total"]), "MiB", f"{line['memory.reserved']} of it reserved"
     )
+    say("inventory", "MIG mode, NVML", mig_mode(bed.uuid))
     say("inventory", "MIG mode, nvidia-smi", line["mig.mode.current"])
     equal = {*devices} == {row["uuid"] for row in rows} and own["product"] == line["name"]
-    bed.report.figure("inventory", "same devices and products", float(equal), "1", holds=equal)
+    equal = equal and mig_mode(bed.uuid) == line["mig.mode.current"]
+    bed.report.figure("inventory", "same devices, products and MIG modes", float(equal), "1", holds=equal)
     off = bed.device_bytes - usable
     within = abs(off) <= ROUNDED_BYTES
     bed.report.figure("inventory", "memory over what processes can use, MiB", off / MIB, "0, rounded", holds=within)
+
+
+def mig_mode(uuid: str) -> str:
+    """As nvidia-smi writes it."""
+    try:
+        current, _ = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+            raise
+        return "[N/A]"
+    return "Enabled" if current else "Disabled"
 
 
 def smi() -> list[dict[str, str]]:
