@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-deep test-profile test-flaky check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric
+.PHONY: venv demo test test-deep test-profile test-flaky check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit
 
 PY := .venv/bin/python
 # What users get: the compiled gateway, found before the one beside it by us and by all that we start.
@@ -75,6 +75,10 @@ bench-capacity: venv  ## GenTD26's Calls through the plan and through others' ru
 bench-fabric: venv  ## how soon a fabric is asked for a GPU, by its operator and by Redfish, on a real Kubernetes control plane; about three minutes
 	@$(PY) -m tests.cluster.building >/dev/null
 	@$(PY) -Pm tests.cluster.network $(PY) -Pm bench.fabric
+
+PYTHON_VERSION ?= 3.12
+gpu-kit: venv  ## build/gpu-kit: what tests/gpu/run needs on a machine without a network, for its PYTHON_VERSION
+	@$(PY) -m tests.gpu.kit $(PYTHON_VERSION)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache
