@@ -1,10 +1,9 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-cluster check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric bench-compare
+.PHONY: venv demo test test-deep test-profile test-flaky check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
 
 PY := .venv/bin/python
 # What users get: the compiled gateway, found before the one beside it by us and by all that we start.
 WITH_COMPILED := PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
-SEEDS ?= 500
 FUZZ_S ?= 600
 
 venv: .venv/ready  ## .venv with everything, from the distribution's Python 3.11 or newer where it exists
@@ -15,21 +14,23 @@ demo: venv  ## two real models, one device, from zero and back (KEEP=1 stays up)
 	@$(PY) -m examples.demo $(if $(KEEP),--keep)
 
 check: venv  ## format, lint, types, imports, gates (file and function length, pure modules)
-	@$(PY) -m ruff format --check .
-	@$(PY) -m ruff check .
-	@$(PY) -m mypy
-	@.venv/bin/lint-imports
-	@$(PY) -m scripts.gates
+	@$(PY) -m tests.run check
 
-test: check  ## every check that this machine can run; what cannot run is listed with its reason
-	@SEEDS=$(SEEDS) $(PY) -m pytest -n 2 --dist loadgroup --ignore tests/cluster tests
-	@$(MAKE) --no-print-directory test-cluster
-	@bash scripts/compiled.sh test
+fast: venv  ## every test that starts no process and opens no socket; CHANGED=1: only those that reach a file that differs from HEAD (or CHANGED=COMMIT)
+	@$(PY) -m tests.run fast $(if $(CHANGED),--changed $(if $(filter 1,$(CHANGED)),HEAD,$(CHANGED)))
 
-test-cluster: venv  ## on real Kubernetes control planes in networks of their own; built once, about five minutes
-	@$(PY) -m tests.cluster.building >/dev/null || true  # the tests then say why they are left out
-	@$(PY) -m tests.cluster.building karpenter >/dev/null || true
-	@bash scripts/cluster.sh
+test: venv  ## checks and all tests but the deep ones; WORKERS=3 of process tests and of cluster tests
+	@$(PY) -m tests.run test
+
+test-deep: venv  ## every test with all examples and 500 seeds; SHARD=0 to 7: one eighth of what `make test` leaves out
+	@$(PY) -m tests.run deep $(if $(SHARD),--shard $(SHARD))
+
+test-profile: venv  ## what the tests cost, by folder and file, and the slowest; TIER=fast or deep
+	@rm -f build/costs.jsonl
+	@$(PY) -m tests.run $(or $(TIER),test) --costs build/costs.jsonl; $(PY) -m tests.plugins.report build/costs.jsonl
+
+test-flaky: venv  ## make test RUNS times beside two busy processes; the results go to tests/flaky-log.tsv
+	@$(PY) -m tests.flaky $(or $(RUNS),10) $(or $(TIER),test)
 
 wheel: venv  ## dist/: the wheel for this Python and machine, with the gateway compiled
 	@bash scripts/compiled.sh wheel dist
@@ -45,9 +46,6 @@ image: venv  ## dist/pilotlight-image.tar: the OCI image, without a docker engin
 
 fuzz: venv  ## the wire, bodies, messages and manifests, for FUZZ_S seconds; what breaks them is kept in tests/fuzz/found
 	@FUZZ_S=$(FUZZ_S) nice -n 19 $(PY) -m tests.fuzz
-
-fast: venv  ## the pure tests only
-	@$(PY) -m pytest -n 2 tests --ignore tests/process --ignore tests/sim
 
 lock:  ## resolves requirements/dev.lock anew, for every Python and machine (markers stay); needs uv on the PATH
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra llama --extra kubernetes --extra agent --group dev pyproject.toml -o requirements/dev.lock
@@ -77,6 +75,10 @@ bench-capacity: venv  ## GenTD26's Calls through the plan and through others' ru
 bench-fabric: venv  ## how soon a fabric is asked for a GPU, by its operator and by Redfish, on a real Kubernetes control plane; about three minutes
 	@$(PY) -m tests.cluster.building >/dev/null
 	@$(PY) -Pm tests.cluster.network $(PY) -Pm bench.fabric
+
+PYTHON_VERSION ?= 3.12
+gpu-kit: venv  ## build/gpu-kit: what tests/gpu/run needs on a machine without a network, for its PYTHON_VERSION
+	@$(PY) -m tests.gpu.kit $(PYTHON_VERSION)
 
 PARTS ?= dataplane:calls dataplane:chunks plan cluster:fold
 bench-compare: venv  ## CPU time per operation of this tree relative to the commit BASE, at most ten minutes for each of PARTS; RECORD=ISSUE adds rows to bench/history.tsv

@@ -7,13 +7,19 @@ source tree.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import sys
+from importlib.metadata import version as version_of
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+KEPT_MAX = 4
+"""Compiled gateways in the cache; the oldest are removed."""
 
 
 class CompiledBuildHook(BuildHookInterface[Any]):
@@ -27,10 +33,44 @@ class CompiledBuildHook(BuildHookInterface[Any]):
         """Compiles, and tells hatchling which files to take."""
         if version == "editable":
             return
-        made = compiled(Path(self.root), self.config["compiled"], Path(mkdtemp(prefix="pilotlight-build-")))
+        made = cached(Path(self.root), self.config["compiled"])
         build_data["force_include"].update(made)
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
+
+
+def cached(root: Path, modules: list[str]) -> dict[str, str]:
+    """As `compiled`; reuses the extensions of an equal source in the folder `PILOTLIGHT_BUILD_CACHE`, if it is set."""
+    cache = os.environ.get("PILOTLIGHT_BUILD_CACHE")
+    if not cache:
+        return compiled(root, modules, Path(mkdtemp(prefix="pilotlight-build-")))
+    kept = Path(cache) / f"compiled-{key(root, modules)}"
+    if not kept.exists():
+        made = compiled(root, modules, Path(mkdtemp(prefix="pilotlight-build-")))
+        partial = Path(mkdtemp(prefix="partial-", dir=cache))
+        for path, name in made.items():
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, partial / name)
+        try:
+            partial.rename(kept)
+        except OSError:  # another build was faster
+            shutil.rmtree(partial)
+        for old in sorted(Path(cache).glob("compiled-*"), key=lambda path: path.stat().st_mtime)[:-KEPT_MAX]:
+            shutil.rmtree(old)
+    return {str(path): str(path.relative_to(kept)) for path in kept.rglob("*.so")}
+
+
+def key(root: Path, modules: list[str]) -> str:
+    """A hash of all that the extensions depend on. The gateway imports only itself and the contract (.importlinter)."""
+    digest = hashlib.sha256()
+    for path in (
+        *sorted((root / "gateway").rglob("*.py")),
+        root / "autoscaler" / "contract.py",
+        root / "hatch_build.py",
+    ):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update(repr([modules, sys.version, os.environ.get("CFLAGS"), version_of("mypy")]).encode())
+    return digest.hexdigest()[:16]
 
 
 def compiled(root: Path, modules: list[str], place: Path) -> dict[str, str]:

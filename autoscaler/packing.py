@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.hosts import NOTHING, Beside
@@ -18,8 +18,10 @@ from autoscaler.lanes import Isolation, Kind, Lane, Link, Room
 from autoscaler.leases import LeaseId
 from autoscaler.podspec import Toleration
 from autoscaler.states import ReplicaState
-from autoscaler.trust import Trust
 from autoscaler.world import NodeId, Slice, SliceId
+
+if TYPE_CHECKING:  # imports NumPy, which processes that only read documents do without
+    from autoscaler.trust import Trust
 
 
 class Force(IntEnum):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 from aiohttp import web
 
 from autoscaler.door import Admits, Door
-from autoscaler.serve import ContractServer
 from gateway.finding import Finding
 from gateway.link import HttpLink
 from gateway.sync import Sync
@@ -26,6 +26,9 @@ from pilotlight.process import socket_of
 from pilotlight.quiet import say
 from pilotlight.renewal import Files
 from pilotlight.webserver import Runner
+
+if TYPE_CHECKING:  # a gateway starts without the control plane
+    from autoscaler.serve import ContractServer
 
 _URL = re.compile(r"(?:dns\+)?(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})/?")
 CERTIFICATES = "--contract-cert-file and --contract-key-file"

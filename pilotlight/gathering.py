@@ -30,7 +30,6 @@ from autoscaler.sizing import AS_ASKED, Given
 from pilotlight.modelfile import check_file
 from pilotlight.needs import Known, adapter_paths, cache_of, comes, estimate, local_path, takes_all
 from pilotlight.quiet import say
-from pilotlight.supplies import check as check_capacity
 from pilotlight.weightparts import standing_in
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -59,7 +58,10 @@ def gather(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Docum
             texts.append((str(file), to_yaml(Documents(models=(model,)))))
     if paths:
         _check(texts)  # a file's name may also be an alias of another Model
-    check_capacity(documents.settings, "machine")
+    if documents.settings.capacity:
+        from pilotlight import supplies  # imports every capacity provider
+
+        supplies.check(documents.settings, "machine")
     return msgspec.structs.replace(documents, models=tuple(models))
 
 

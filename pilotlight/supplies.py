@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 from msgspec.structs import replace
@@ -44,12 +44,14 @@ from autoscaler.capacity.using import in_use
 from autoscaler.contract import ModelName
 from autoscaler.groups import most
 from autoscaler.leases import AcquireOrder, ReleaseOrder
-from autoscaler.loop import Step
 from autoscaler.pledges import Published, published
 from autoscaler.prices import Prices
 from autoscaler.providers import ProviderSettings
 from autoscaler.settings import Settings
 from autoscaler.world import World
+
+if TYPE_CHECKING:  # commands that only check Settings start without the planner
+    from autoscaler.loop import Step
 
 Mode = Literal["machine", "namespace", "cluster"]
 """Where Replicas are: processes of this machine, or pods, with rights in one namespace or in the whole cluster."""

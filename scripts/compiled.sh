@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The wheel with the gateway compiled (hatch_build.py). Without words: laid open in build/compiled, again only when a
-# source has changed. `wheel FOLDER`: put there. `test`: and the gateway's tests run against it.
+# source has changed. `wheel FOLDER`: put there. `test OPTIONS`: and the gateway's tests run against it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
@@ -16,7 +16,9 @@ fi
 
 build() {  # FOLDER
   rm -rf "$1"
-  echo "compiling the gateway, about a minute"
+  echo "compiling the gateway: about a minute, unless an equal one is in the cache"
+  export PILOTLIGHT_BUILD_CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/pilotlight
+  mkdir -p "$PILOTLIGHT_BUILD_CACHE"
   HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 "$python" -m build --wheel --no-isolation --outdir "$1" . >build/compiled.log 2>&1 ||
     { tail -n 30 build/compiled.log >&2; exit 1; }
 }
@@ -44,8 +46,9 @@ fi
 tested=$PWD/build/tested/compiled  # not beside the packages: benches would find this copy before the project's own tests
 rm -rf "$tested"
 mkdir -p "$tested"
-cp -r tests pyproject.toml "$tested"
+cp -r tests scripts pyproject.toml "$tested"
 cd "$tested"
-PYTHONPATH=$place:$tested exec "$python" -m pytest -n 2 --dist loadgroup tests/wire tests/fuzz tests/process/test_official_clients.py \
+shift
+PYTHONPATH=$place:$tested exec "$python" -m pytest -n 2 --dist loadgroup "$@" tests/wire tests/fuzz tests/process/test_official_clients.py \
   tests/test_{admission,answer,cli,compiled,dialects,dispatch,dispatch_holds,dispatch_machine,multipart,pressure,queue,report}.py \
   tests/test_{reporting,rewrite,room,routes,scan,sse,sync,telemetry,tenants,upstream,walker}.py

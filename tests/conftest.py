@@ -10,8 +10,12 @@ from hypothesis import HealthCheck, settings
 
 # A machine that stands still for a second says nothing of what is tested: neither how long one case takes nor how
 # long it takes to make one.
-settings.register_profile("ours", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("ours")
+for profile, examples in (("ci", 25), ("deep", 100)):
+    too_slow = [HealthCheck.too_slow]
+    settings.register_profile(
+        profile, deadline=None, derandomize=True, suppress_health_check=too_slow, max_examples=examples
+    )
+settings.load_profile("ci")
 
 
 @pytest.fixture

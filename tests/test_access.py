@@ -30,6 +30,8 @@ from tests.kit.steps import SteppedLoop
 from tests.kit.waiting import until
 from tests.kit.worlds import device, gateway, model, replica, world
 
+pytestmark = pytest.mark.standard
+
 A = model("a")
 REPORT = Report(gateway=GatewayId("g1"), boot="b", sequence=2)
 TOKEN, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2

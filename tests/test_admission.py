@@ -14,6 +14,7 @@ from gateway.dialects import lookup
 from gateway.errors import CallError
 from gateway.head import HEAD_BYTES_MAX, KEPT, Head
 from gateway.wire import RequestReader
+from tests.kit.budget import examples
 
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -202,7 +203,7 @@ FOREIGN = st.sampled_from(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.dictionaries(FOREIGN, st.text("abc ,;=\t\xff", min_size=1, max_size=12), max_size=12))
 def test_whatever_the_client_sends_no_key_goes_up_and_lines_stay_lines(headers: dict[str, str]) -> None:
     values = {name: "CANARY" if name in SECRETS else value for name, value in headers.items()}

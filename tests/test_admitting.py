@@ -13,6 +13,7 @@ from autoscaler.podspec import Toleration
 from autoscaler.rulings import admits, barred
 from autoscaler.taints import Taint
 from autoscaler.world import NodeId, Slice
+from tests.kit.budget import examples
 from tests.kit.worlds import device
 
 NODES = tuple(NodeId(f"n{n}") for n in range(4))
@@ -38,7 +39,7 @@ CHOICES = st.builds(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(SLICES, st.lists(CHOICES, min_size=1, max_size=3))
 def test_nodes_admit_whom_each_of_their_slices_admits(slices: list[Slice], choices: list[Choice]) -> None:
     slices = sorted(slices, key=lambda one: one.node)

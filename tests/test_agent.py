@@ -33,6 +33,8 @@ from tests.kit.fakenvml import FakeNvml
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import world
 
+pytestmark = pytest.mark.standard
+
 UID = "0f3a1c52-7b1e-4d2a-9a55-0123456789ab"
 SYSTEMD = (
     f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice/cri-x.scope\n"

@@ -296,6 +296,7 @@ def test_empty_fields_are_left_out_and_what_is_written_is_read() -> None:
         nodewire.pulled(b"\x0a\x05abcd")
 
 
+@pytest.mark.standard
 async def test_the_agents_process_has_pulled_what_autoscalers_want_and_says_when_it_is_there(
     path: Path, tmp_path: Path
 ) -> None:

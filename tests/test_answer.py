@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.answer import Answer
+from tests.kit.budget import examples
 
 SSE = {"content-type": "text/event-stream"}
 JSON = {"content-type": "application/json"}
@@ -36,7 +37,7 @@ def test_a_whole_stream_gives_its_words() -> None:
     assert (answer.text, answer.finish_reason, answer.saw_done, answer.broken) == ("one two three", "stop", True, "")
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(derandomize=True, deadline=None, max_examples=examples(50))
 @given(st.sets(st.integers(1, 200), max_size=12))
 def test_it_does_not_matter_where_the_bytes_are_cut(cuts: set[int]) -> None:
     body = b": about 12 s\r\n\r\n" + b"".join([*WORDS, FINISH, DONE])

@@ -16,6 +16,8 @@ from autoscaler.drivers.kubernetes.access import Access
 from autoscaler.drivers.kubernetes.api import Api
 from tests.kit.certificates import sides
 
+pytestmark = pytest.mark.standard
+
 WAIT_S_MAX = 10.0
 BEGUN = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

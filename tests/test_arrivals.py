@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.arrivals import burst, constant, poisson
+from tests.kit.budget import examples
 
 
 def test_constant_arrivals_keep_their_distance() -> None:
@@ -35,7 +36,7 @@ def test_poisson_gaps_have_the_mean_and_the_spread_of_the_process() -> None:
     assert abs(variance**0.5 - mean) < 0.0005
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(derandomize=True, deadline=None, max_examples=examples(50))
 @given(rate=st.floats(0.1, 500), seconds=st.floats(0.01, 5), seed=st.integers(0, 99))
 def test_arrivals_ascend_inside_the_run(rate: float, seconds: float, seed: int) -> None:
     for moments in (constant(rate, seconds), poisson(rate, seconds, random.Random(seed).random)):

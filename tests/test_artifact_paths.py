@@ -12,6 +12,7 @@ from artifacts import contents, digests, paths
 from artifacts.descriptors import Descriptor
 from artifacts.manifest import OCI_MANIFEST, Manifest
 from artifacts.paths import BadPathError, Tree
+from tests.kit.budget import examples
 
 EMPTY = Descriptor("application/vnd.oci.empty.v1+json", digests.of(b"{}"), 2, {})
 TITLE, FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
@@ -142,7 +143,7 @@ def test_point_04_filepath_goes_before_title_and_is_the_one_that_is_checked() ->
     assert "'../model.gguf'" in bad.layers[0].refusal, "a good title does not save a bad path"
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.text(max_size=60) | st.text("./\\aA: \u0301\u00e9", max_size=20))
 def test_no_path_that_comes_out_escapes(text: str) -> None:
     try:
@@ -155,7 +156,7 @@ def test_no_path_that_comes_out_escapes(text: str) -> None:
     assert len(os.fsencode(path)) <= paths.PATH_BYTES_MAX
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.lists(st.text("aA/\u00e9e\u0301", min_size=1, max_size=6), max_size=8))
 def test_what_lies_together_is_no_file_and_folder_at_once(texts: list[str]) -> None:
     tree, taken = Tree(), set()

@@ -16,6 +16,8 @@ from artifacts.sigv4 import Keys
 from tests.kit.certificates import OURS, sides, write_authority
 from tests.kit.fake_registry import FakeRegistry, StillClock
 
+pytestmark = pytest.mark.standard
+
 ROLE = "arn:aws:iam::123456789012:role/models"
 GIVEN = """<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
 <AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>ASIA{n}</AccessKeyId><SecretAccessKey>s</SecretAccessKey>

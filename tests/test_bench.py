@@ -161,6 +161,7 @@ async def stepped(crowd: Crowd, now_s: float, turns: int = 20) -> None:
         await asyncio.sleep(0.001)
 
 
+@pytest.mark.standard
 async def test_attackers_come_at_their_pace_act_each_second_and_come_again_when_they_are_cut() -> None:
     got = list[bytearray]()
     writers = list[asyncio.StreamWriter]()
@@ -220,6 +221,7 @@ def test_the_load_without_wrk_counts_whole_answers_and_asks_again() -> None:
     assert (tally.calls, wire.sent) == (len(answer) + 1, b"ask " * (len(answer) + 1)), "the time is over"
 
 
+@pytest.mark.standard
 async def test_throughput_has_a_load_where_wrk_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrk, "there", lambda: False)
     sends = wrk.script(tmp_path / "call.lua", b"{}")

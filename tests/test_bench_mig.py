@@ -73,6 +73,7 @@ def test_arrivals_are_the_load_that_is_said_and_the_same_for_all(mix: str) -> No
     assert work / (200 * 100 * H100.compute) == pytest.approx(LOAD, rel=0.03)
 
 
+@pytest.mark.deep
 def test_the_pool_accepts_what_kaufman_and_roberts_say() -> None:
     """Exact for a pool of one resource (IEEE Trans. Commun. 1981): all work in compute slices, memory never binding."""
     mix, slices = {"1g.10gb": 5.0, "2g.20gb": 3.0, "4g.40gb": 2.0}, H100.compute * 10

@@ -22,6 +22,7 @@ from bench.packing.ours import Packer
 from bench.packing.peers import Anywhere, BestFit, DotProd, GpuPacking
 from bench.packing.policy import Rows, Scorer
 from bench.packing.replay import Outcome, replay
+from tests.kit.budget import examples
 
 ANY: frozenset[str] = frozenset()
 
@@ -204,7 +205,7 @@ def test_nothing_is_over_committed_and_rows_say_what_is_said_anew(kinds: list[Ki
     assert all(0 <= used <= 100 for used in outcome.used.values())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(st.tuples(KINDS, st.sampled_from([ANY, frozenset({"a"}), frozenset({"a", "b"})])), min_size=1, max_size=60)
 )

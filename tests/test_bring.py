@@ -24,6 +24,8 @@ from tests.kit.fake_registry import StillClock
 from tests.kit.fake_s3 import FakeS3
 from tests.test_gguf import write
 
+pytestmark = pytest.mark.standard
+
 
 def test_what_lies_elsewhere_is_told_from_what_is_here() -> None:
     assert bring.lies("ghcr.io/a/b:c") == bring.lies("oci://ghcr.io/a/b:c") == Reference("ghcr.io", "a/b", "c")

@@ -25,6 +25,8 @@ from artifacts.verify import verify
 from tests.kit.fake_registry import StillClock
 from tests.kit.fake_s3 import SECRET, FakeS3
 
+pytestmark = pytest.mark.standard
+
 WEIGHTS = hashlib.shake_128(b"s3").digest(200_000)
 OBJECTS = {
     "llama/8b/model.safetensors": WEIGHTS,

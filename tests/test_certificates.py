@@ -81,6 +81,7 @@ def test_files_that_are_no_pem_or_only_half(tmp_path: Path, pair: Pair) -> None:
     assert why(Identity(cert=half, key=pair.key)).startswith(f"{half}: larger than 1024 KiB")
 
 
+@pytest.mark.standard
 def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(tmp_path: Path, pair: Pair) -> None:
     locked = tmp_path / "locked.key"
     words = ["openssl", "pkey", "-in", str(pair.key), "-aes128", "-passout", "pass:x", "-out", str(locked)]

@@ -235,6 +235,7 @@ def redfish(
     return asyncio.run(scenario())
 
 
+@pytest.mark.standard
 def test_a_service_that_lets_us_in_is_fine_by_a_secret_of_the_api_server_or_a_mounted_one(tmp_path: Path) -> None:
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()}))
     says = "the service lets in the user of Secret fabric of namespace home; it has 3 GPUs and 1 of our nodes"
@@ -245,6 +246,7 @@ def test_a_service_that_lets_us_in_is_fine_by_a_secret_of_the_api_server_or_a_mo
     assert redfish(None, secrets=tmp_path)[0] == one
 
 
+@pytest.mark.standard
 def test_a_secret_that_is_not_there_or_lacks_keys_is_named() -> None:
     for data in (None, secret(**{"username": USER, "ca.crt": authority()})):
         one, fabric = redfish(data)
@@ -253,6 +255,7 @@ def test_a_secret_that_is_not_there_or_lacks_keys_is_named() -> None:
         assert not fabric.asked
 
 
+@pytest.mark.standard
 def test_a_password_that_is_not_taken_is_a_blocker() -> None:
     one, _ = redfish(secret(**{"username": USER, "password": "another", "ca.crt": authority()}))
     assert one.grade == "blocker"
@@ -260,6 +263,7 @@ def test_a_password_that_is_not_taken_is_a_blocker() -> None:
     assert "another" not in one.says + one.fix
 
 
+@pytest.mark.standard
 def test_an_authority_that_is_not_the_services_and_one_that_is_none() -> None:
     other = certificates.pem("somebody else")
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": other}))
@@ -273,12 +277,14 @@ def test_an_authority_that_is_not_the_services_and_one_that_is_none() -> None:
     assert redfish(raw)[0] == none, "one that is there and is no text is not one that is not there"
 
 
+@pytest.mark.standard
 def test_what_people_write_beside_certificates_ends_no_look() -> None:
     commented = f"# Autorité de la salle\n{authority()}"
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": commented}))
     assert one.grade == "ok"
 
 
+@pytest.mark.standard
 def test_a_service_that_is_away_and_one_that_composes_nothing() -> None:
     good = secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()})
     away, _ = redfish(good, url="https://127.0.0.1:1")
@@ -288,6 +294,7 @@ def test_a_service_that_is_away_and_one_that_composes_nothing() -> None:
     assert "CompositionService" in other.says
 
 
+@pytest.mark.standard
 def test_a_system_that_the_service_does_not_have_is_named_by_its_node() -> None:
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()}), systems=("1", "7"))
     assert (one.grade, one.says) == ("blocker", "the service has no such system for w7")

@@ -25,6 +25,8 @@ from tests.kit.fake_registry import FakeRegistry, StillClock, part_of
 from tests.kit.packed import NAME
 from tests.kit.pulled import CONTENT, small
 
+pytestmark = pytest.mark.standard
+
 FILES = {"model.gguf": CONTENT}
 BAD = 5
 """The part that lies, of 16."""

@@ -109,6 +109,7 @@ def test_wrong_usage_is_one_line_and_status_2(words: tuple[str, ...], said: str)
     assert said in result.stderr
 
 
+@pytest.mark.standard
 def test_a_port_where_nobody_listens_is_one_line_and_status_1() -> None:
     result = run("status", "--ops", "127.0.0.1:1")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)

@@ -16,6 +16,8 @@ from artifacts.sigv4 import Asked, Keys, Scope, signed
 from tests.kit.cloud_services import Services
 from tests.kit.fake_registry import StillClock
 
+pytestmark = pytest.mark.standard
+
 HOST = "123456789012.dkr.ecr.eu-central-1.amazonaws.com"
 PLAIN = {"AWS_ACCESS_KEY_ID": "AKIA1", "AWS_SECRET_ACCESS_KEY": "s3cret-key"}
 TARGET = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"

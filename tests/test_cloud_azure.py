@@ -20,6 +20,8 @@ from tests.kit.cloud_services import Services
 from tests.kit.fake_registry import FakeRegistry, StillClock
 from tests.test_registry_manners import BODY, NAME, TokenPlace
 
+pytestmark = pytest.mark.standard
+
 HOST = "acmereg.azurecr.io"
 TENANT, CLIENT = "72f988bf-0000", "app-1"
 ENTRA, IMDS, EXCHANGE = f"/{TENANT}/oauth2/v2.0/token", "/metadata/identity/oauth2/token", "/oauth2/exchange"

@@ -10,6 +10,8 @@ from artifacts.refusals import DeniedError, UnreachableError
 from tests.kit.cloud_services import Services
 from tests.kit.fake_registry import StillClock
 
+pytestmark = pytest.mark.standard
+
 HOST = "europe-west4-docker.pkg.dev"
 TOKEN = "ya29.c.s3cret..."
 

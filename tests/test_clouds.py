@@ -139,6 +139,7 @@ async def test_the_oldest_is_forgotten() -> None:
     assert len(fake.hosts) == KEPT_MAX + 2
 
 
+@pytest.mark.standard
 async def test_without_an_identity_it_is_asked_without_a_login_and_the_note_says_why() -> None:
     class Nobody(Fake):
         def applies(self, host: str) -> bool:

@@ -36,6 +36,8 @@ from autoscaler.world import World
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
 
+pytestmark = pytest.mark.standard
+
 Client = TestClient[web.Request, web.Application]
 A, B = model("a", 20, idle_seconds=60.0), model("org/b", 20)
 OPERATOR, CALLER = "pl-operator", "pl-caller"

@@ -28,6 +28,8 @@ from tests.kit.waiting import until
 from tests.kit.worlds import device, gateway, level, model, replica, world
 from tests.sim.virtual import run
 
+pytestmark = pytest.mark.standard
+
 Client = TestClient[web.Request, web.Application]
 A = model("a")
 

@@ -98,6 +98,7 @@ def says(**words: str) -> str:
     return f"cat >asked; cat <<'E'\n{json.dumps(words)}\nE"
 
 
+@pytest.mark.standard
 async def test_a_credential_program_is_asked_for_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "config.json"

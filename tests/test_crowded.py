@@ -26,6 +26,7 @@ from autoscaler.slicing.hami import Held
 from autoscaler.slicing.whereabouts import really
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Gateway, Replica, Slice, SliceId, World
+from tests.kit.budget import examples
 from tests.kit.folding import after
 from tests.kit.observed import seen_of
 from tests.kit.pools import DRIVER
@@ -235,7 +236,7 @@ def test_an_idle_one_makes_room_where_only_the_number_is_in_the_way() -> None:
     assert [one.replica.model for one in plan(gone, T0).actions if isinstance(one, StartReplica)] == ["b"]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 1 << 30))
 def test_never_more_than_that(seed: int) -> None:
     rng = Random(seed)

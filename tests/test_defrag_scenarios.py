@@ -21,6 +21,7 @@ from autoscaler.plan import Planner, plan
 from autoscaler.shelves import shelves
 from autoscaler.world import Replica, World
 from autoscaler.yard import Yard
+from tests.kit.budget import examples
 from tests.kit.laid import (
     BIG,
     DEVICES,
@@ -111,7 +112,7 @@ def in_pieces(rng: Random, most: int = 5) -> Laid:
     return at
 
 
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(derandomize=True, deadline=None, max_examples=examples(25))
 @given(st.integers(0, 1 << 30), st.booleans())
 def test_what_20_free_devices_in_pieces_take_the_defragmenter_makes_one(seed: int, shared: bool) -> None:
     """Replicas of one to five devices: whoever is there stays ready, and one of eight is ready in bounded time."""
@@ -147,7 +148,7 @@ def layouts(draw: st.DrawFn) -> World:
     return laid(at, shared=draw(st.booleans()))
 
 
-@settings(derandomize=True, deadline=None, max_examples=120)
+@settings(derandomize=True, deadline=None, max_examples=examples(120))
 @given(layouts(), st.randoms(use_true_random=False))
 def test_every_move_has_a_home_none_could_be_left_out_and_the_answer_is_always_the_same(at: World, rng: Random) -> None:
     found = looked(at, T0)
@@ -168,7 +169,7 @@ def test_every_move_has_a_home_none_could_be_left_out_and_the_answer_is_always_t
             assert room == (many == len(left))
 
 
-@settings(derandomize=True, deadline=None, max_examples=8)
+@settings(derandomize=True, deadline=None, max_examples=examples(8))
 @given(st.integers(0, 1 << 30))
 def test_nobody_is_sent_to_and_fro_and_whoever_is_wanted_is_served(seed: int) -> None:
     rng = Random(seed)
@@ -192,7 +193,7 @@ def test_nobody_is_sent_to_and_fro_and_whoever_is_wanted_is_served(seed: int) ->
         were.setdefault(heir.model, []).append(at_s)
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(layouts())
 def test_who_planned_before_moves_as_who_did_not(begin: World) -> None:
     planner, at = Planner(), begin

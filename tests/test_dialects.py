@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.dialects import Kind, Operation, lookup
+from tests.kit.budget import examples
 
 OPENAI = [
     "chat/completions", "completions", "embeddings", "responses", "moderations", "audio/transcriptions",
@@ -174,7 +175,7 @@ def test_head_finds_nothing() -> None:
     assert [path for path in (*GOT, *POSTED) if lookup(b"HEAD", path.encode()) is not None] == []
 
 
-@settings(derandomize=True, deadline=None, max_examples=500)
+@settings(derandomize=True, deadline=None, max_examples=examples(500))
 @given(
     st.lists(
         st.sampled_from(

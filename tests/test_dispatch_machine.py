@@ -13,6 +13,7 @@ from gateway.call import Call, CallState, Outcome
 from gateway.desk import Bounce
 from gateway.effects import Effect, Grant, Refuse
 from gateway.holds import Hold
+from tests.kit.budget import examples
 from tests.kit.dispatching import Script, call_of
 
 TENANTS = st.sampled_from(("a", "b", "c"))
@@ -175,4 +176,4 @@ class Gateway(RuleBasedStateMachine):
 
 
 TestGateway = Gateway.TestCase
-TestGateway.settings = settings(derandomize=True, deadline=None, max_examples=150, stateful_step_count=60)
+TestGateway.settings = settings(derandomize=True, deadline=None, max_examples=examples(150), stateful_step_count=60)

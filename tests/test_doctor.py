@@ -78,6 +78,7 @@ def test_few_open_files_are_told() -> None:
     assert checks_here.open_files(1 << 20).says == "1,048,576"
 
 
+@pytest.mark.standard
 def test_a_port_is_free_taken_or_ours() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -224,6 +225,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks_here, "SOCKET_CHARACTERS_MAX", 1000)
 
 
+@pytest.mark.standard
 @pytest.mark.usefixtures("short")
 def test_a_blocker_is_exit_status_1_and_its_fix_is_shown(tmp_path: Path) -> None:
     assert run(tmp_path)[0] == 0
@@ -236,6 +238,7 @@ def test_a_blocker_is_exit_status_1_and_its_fix_is_shown(tmp_path: Path) -> None
     assert "1 blocker" in shown.splitlines()[-1]
 
 
+@pytest.mark.standard
 @pytest.mark.usefixtures("short")
 def test_programs_get_json(tmp_path: Path) -> None:
     status, shown = run(tmp_path, "--output", "json")

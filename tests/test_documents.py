@@ -19,6 +19,7 @@ from autoscaler.podspec import API_VERSION
 from autoscaler.rules import CLAIM_WANTED, FILE_WANTED, PRODUCT_WANTED
 from autoscaler.settings import Tls
 from autoscaler.strict_yaml import YamlError, read
+from tests.kit.budget import examples
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "two-models.yaml"
 OURS = "is set by Pilotlight"
@@ -367,7 +368,7 @@ specs = st.fixed_dictionaries(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.dictionaries(names, specs, max_size=3), names, st.sampled_from(["auto", "none", "keys"]))
 def test_what_is_written_loads_as_the_same_documents(specs: dict[str, object], namespace: str, auth: str) -> None:
     texts = [("s", config(f"auth: {auth}\ndevices: [{{name: g, memory: 1.5Gi}}]")), ("t", tenant("weight: 2"))]

@@ -22,6 +22,7 @@ from bench.packing.cluster import Cluster
 from bench.packing.openb import Kind as Asked
 from bench.packing.openb import NodeRow
 from bench.packing.replay import replay
+from tests.kit.budget import examples
 
 SIZES = {230: 1.0, 460: 2.0, 650: 2.0, 810: 3.0, 1000: 3.0}
 
@@ -145,7 +146,7 @@ def test_grants_are_enough_and_the_mean_is_kept(kinds: Sequence[Kind], data: st.
             assert sum(each.granted_bytes / each.asked_bytes for each in cut) >= 0.95 * len(cut) - 1e-9
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.lists(ASKED, max_size=40))
 def test_rows_say_what_is_said_anew(kinds: Sequence[Kind]) -> None:
     kept = Elastic(Stock(nodes(3, 2), untaught(SIZES)))

@@ -15,6 +15,7 @@ from autoscaler.lanes import Room
 from autoscaler.packer import pack
 from autoscaler.packing import Force, Outlook, Packing, Shelf, Want
 from autoscaler.yard import Yard
+from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
 from tests.test_packer import on, shelf, victims
 
@@ -118,7 +119,7 @@ def _shelf(number: int, size: int, used: int, *, shared: bool) -> Shelf:
     return Shelf(slice=slice_, whole=True, incumbents=(), free=Room(free, 100), coming=Room(0, 0), locked=False)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(WANTS, SHELVES, st.integers(0, 4))
 def test_grants_are_enough_the_mean_is_kept_and_nothing_is_over_committed(
     wants: list[Want], sizes: list[tuple[int, int, bool]], generous: int

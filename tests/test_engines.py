@@ -57,6 +57,7 @@ def test_on_gpus_llama_server_goes_before_the_wheel(
     assert got.argv[0] == program
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(
     ("devices", "cpu_only"),
     [
@@ -73,6 +74,7 @@ def test_the_wheel_is_asked_whether_it_finds_a_gpu(tmp_path: Path, devices: str,
     assert computes_on_cpu_only(str(python)) is cpu_only
 
 
+@pytest.mark.standard
 def test_the_wheel_that_is_locked_here_computes_on_the_cpu() -> None:
     assert computes_on_cpu_only(sys.executable)
     assert not computes_on_cpu_only("/nonexistent/python")

@@ -10,6 +10,8 @@ from tests.contracts.provider import ProviderContract
 from tests.kit.fake_redfish import FakeFabric
 from tests.kit.redfish_rig import FabricRig
 
+pytestmark = pytest.mark.standard
+
 MANNERS: dict[str, Callable[[], FabricRig]] = {
     "session over TLS, ETags, tasks": lambda: FabricRig(FakeFabric(hold=True), tls=True),
     "basic, answers when it is done": lambda: FabricRig(FakeFabric(hold=True, login="basic", tasks=False)),

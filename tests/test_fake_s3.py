@@ -9,6 +9,8 @@ import pytest
 from tests.contracts.bucket import BucketContract, Rig
 from tests.kit.fake_s3 import TOKEN, FakeS3
 
+pytestmark = pytest.mark.standard
+
 
 class FakeRig:
     """On loopback, in this process."""

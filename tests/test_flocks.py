@@ -61,6 +61,7 @@ def test_several_share_a_lock_and_nobody_has_it_alone(tmp_path: Path) -> None:
     flocks.wait(path, 1.0).close()
 
 
+@pytest.mark.standard
 def test_a_child_that_was_given_the_lock_holds_it_until_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "lease"
     lock = flocks.wait(path, 1.0, shared=True, make=True)

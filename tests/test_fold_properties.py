@@ -24,6 +24,7 @@ from autoscaler.observations import (
 from autoscaler.ordered import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeReported, Place
 from autoscaler.states import IllegalIntentError
 from autoscaler.world import Slice, World
+from tests.kit.budget import examples
 from tests.kit.folding import DOC, G1, pending, reported, seen
 from tests.kit.worlds import T0, level, model
 
@@ -104,7 +105,7 @@ batches = st.lists(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(batches)
 def test_indices_equal_a_rebuild_after_any_batch(
     batches: list[tuple[list[Observation], Action, float]],
@@ -136,7 +137,7 @@ truths = st.tuples(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(truths, st.randoms(use_true_random=False), st.integers(1, 4))
 def test_levels_in_any_order_doubled_or_split_into_batches_give_the_same_world(
     truth: tuple[list[ReplicaSeen], list[Reported]], order: object, size: int

@@ -24,6 +24,8 @@ from autoscaler.world import World
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import device, model, replica, world
 
+pytestmark = pytest.mark.standard
+
 Client = TestClient[web.Request, web.Application]
 A, B = model("a", 20, aliases=("small",), idle_seconds=3600.0), model("org/b", 20)
 

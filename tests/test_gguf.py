@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from artifacts import gguf
 from artifacts.caches import Layer, Shape
 from loadtest import tinygguf
+from tests.kit.budget import examples
 
 
 def write(path: Path, *, tokens: int = 3, heads_kv: int | list[int] = 2, key_length: int | None = None) -> Path:
@@ -157,7 +158,7 @@ def test_what_is_no_language_model_is_said_so(tmp_path: Path) -> None:
         gguf.read(tmp_path / "b.gguf")
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=examples(150))
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -43,6 +43,7 @@ from pilotlight.fit import needs
 from pilotlight.gathering import completed
 from pilotlight.needs import estimate
 from tests.kit import shapes
+from tests.kit.budget import examples
 from tests.kit.observed import seen_of
 from tests.kit.worlds import GI, T0, device, folded, gateway, level, model, replica, world
 from tests.test_elastic_packer import counted
@@ -159,7 +160,7 @@ def test_too_many_sums_keep_all() -> None:
 TAKERS = st.lists(st.builds(Taker, st.integers(1, 30), st.just(0), st.integers(0, 3)), max_size=4)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(TAKERS, st.integers(0, 60))
 def test_what_is_kept_holds_every_set_that_fits_without_growth_and_no_more(takers: list[Taker], left: int) -> None:
     rigid = [one._replace(most_bytes=one.least_bytes) for one in takers]
@@ -189,7 +190,7 @@ def _shelf(number: int, size: int, used: int, shared: bool) -> Shelf:
     return shelf(slice_, *([on("x", used * MIB / GI)] if shared and used < size else []))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(WANTS, SHELVES, YET, st.booleans())
 def test_growth_changes_no_place_and_over_commits_nothing(
     wants: list[Want], sizes: list[tuple[int, int, bool]], yet: dict[Kind, int], judges: bool

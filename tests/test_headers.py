@@ -13,6 +13,8 @@ from artifacts.packing import Form
 from loadtest import tinygguf
 from tests.kit import packed
 
+pytestmark = pytest.mark.standard
+
 
 def files(folder: Path) -> Path:
     folder.mkdir()

@@ -17,6 +17,8 @@ from tests.kit.ports import free_port
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import world
 
+pytestmark = pytest.mark.standard
+
 
 def of_autoscaler() -> web.Application:
     return OperationsServer(SteppedLoop(world([], [])).loop, Log(), lambda: b"# metrics\n", list).health()

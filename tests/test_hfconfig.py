@@ -19,6 +19,7 @@ from autoscaler.fit import explain_fit
 from autoscaler.model import Model, ModelSpec
 from pilotlight.fit import needs
 from pilotlight.gathering import completed
+from tests.kit.budget import examples
 from tests.kit.worlds import T0, device, world
 
 LLAMA: dict[str, object] = {
@@ -154,7 +155,7 @@ NAMES = (
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(said=st.dictionaries(st.sampled_from(NAMES), VALUES), header=VALUES, garbage=st.binary(max_size=40))
 def test_hostile_files_give_a_bounded_estimate_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, said: dict[str, object], header: object, garbage: bytes

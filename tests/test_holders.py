@@ -21,6 +21,7 @@ from autoscaler.plan import plan
 from autoscaler.rulings import evictable
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Slice, SliceId
+from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device, gateway, kinds, level, model, replica, world
 from tests.test_packer import placed, run, shelf, victims, want
 
@@ -95,7 +96,7 @@ def test_bytes_that_are_left_are_no_place() -> None:
 
 # --- properties -----------------------------------------------------------------------------------------------------
 
-QUICK = settings(derandomize=True, deadline=None, max_examples=200)
+QUICK = settings(derandomize=True, deadline=None, max_examples=examples(200))
 NAMES = st.sampled_from([ModelName(name) for name in "abcdef"])
 
 

@@ -21,6 +21,8 @@ from pilotlight import hosts
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import world
 
+pytestmark = pytest.mark.standard
+
 Client = TestClient[web.Request, web.Application]
 Opened = Callable[[AiohttpClient], Awaitable[Client]]
 OURS = [

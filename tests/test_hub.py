@@ -27,6 +27,8 @@ from artifacts.verify import verify
 from tests.kit.fake_hub import COMMIT, TOKEN, FakeHub
 from tests.kit.fake_registry import Answer, StillClock
 
+pytestmark = pytest.mark.standard
+
 SMALL = {"config.json": b'{"a": 1}', "sub/vocab.txt": b"v" * 999, "README.md": b"# tiny", ".gitattributes": b"x"}
 LARGE = {"model.safetensors": hashlib.shake_128(b"w").digest(300_000)}
 OPEN = {"config.json", "sub/vocab.txt", "README.md", "model.safetensors"}

@@ -15,6 +15,7 @@ from autoscaler.engines import xllamacpp_server
 from autoscaler.foreign import llama_swap
 from autoscaler.foreign.llama_swap_commands import EXTRA_FLAGS
 from autoscaler.foreign.taken import Taken, apart, to_yaml
+from tests.kit.budget import examples
 
 WHOLE = """
 healthCheckTimeout: 300
@@ -257,7 +258,7 @@ EXTRA = st.dictionaries(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(words=st.lists(WORD, min_size=1, max_size=8), keys=EXTRA)
 def test_whatever_a_command_is_its_document_can_be_read_or_it_has_none(
     words: list[str], keys: dict[str, object]

@@ -13,6 +13,7 @@ from autoscaler.expected import WrongKeyError
 from autoscaler.foreign import modelfile, ollama
 from autoscaler.foreign.modelfile import Instruction, parse
 from autoscaler.foreign.taken import Taken, to_yaml
+from tests.kit.budget import examples
 
 MODELFILE = '''
 # a pirate
@@ -158,7 +159,7 @@ LINE = st.sampled_from(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(lines=st.lists(LINE, max_size=6))
 def test_whatever_a_modelfile_says_its_document_can_be_read_or_it_has_none(lines: list[str]) -> None:
     try:

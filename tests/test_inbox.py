@@ -11,6 +11,7 @@ from autoscaler.contract import ModelName, TenantName, Total
 from autoscaler.fold import Observation, fold
 from autoscaler.inbox import INBOX_MAX, Inbox, merged
 from autoscaler.observations import Reported, Seen, Tick
+from tests.kit.budget import examples
 from tests.kit.folding import DOC, reported, seen, total
 from tests.kit.worlds import T0, level, use, world
 
@@ -84,7 +85,7 @@ REPORTS = st.lists(st.tuples(st.sampled_from(("g1", "g2")), st.integers(0, 3), s
 
 
 @given(REPORTS)
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=examples(100))
 def test_merged_reports_mean_the_same_as_all_of_them(steps: list[tuple[str, int, int]]) -> None:
     """Demand, use and service; only peaks between two of them are not seen."""
     batch: list[Observation] = []

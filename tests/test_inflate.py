@@ -15,6 +15,7 @@ from artifacts import inflate
 from artifacts.dialects.base import Encoding
 from artifacts.tar import BadArchiveError
 from tests.kit.archives import cut
+from tests.kit.budget import examples
 
 GZIP: Encoding = "tar+gzip"
 ZSTD: Encoding = "tar+zstd"
@@ -45,7 +46,7 @@ def test_what_is_not_compressed_is_given_on_and_bounded() -> None:
         said(CONTENT, "tar", 10, 100)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.lists(st.binary(max_size=600), max_size=4), st.sampled_from([GZIP, ZSTD]), st.integers(1, 300))
 def test_members_and_frames_in_a_row_are_one_stream(parts: list[bytes], encoding: Encoding, step: int) -> None:
     content = b"".join(packed(part, encoding, fast=bool(number % 2)) for number, part in enumerate(parts))

@@ -27,6 +27,7 @@ from autoscaler.plan import plan
 from autoscaler.rulings import need
 from autoscaler.world import NodeId, Slice, SliceId
 from autoscaler.yard import Yard
+from tests.kit.budget import examples
 from tests.kit.laid import laid, looked, names
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
 from tests.test_packer import on, placed, run, shelf, victims, want
@@ -293,7 +294,7 @@ def after(packing: Packing, shelves: Sequence[Shelf]) -> list[Shelf]:
     return [shelf(one.slice, *(i for i in one.incumbents if i.replica not in gone)) for one in shelves]
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.integers(0, 1 << 30))
 def test_who_needs_a_link_is_never_across_two_and_gets_one_where_there_is_one(seed: int) -> None:
     rng = Random(seed)

@@ -27,6 +27,8 @@ from pilotlight.pullsecrets import NoSecretError, PullSecrets
 from tests.kit import packed
 from tests.kit.kept import Kept, want
 
+pytestmark = pytest.mark.standard
+
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Kept:

@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 
 import msgspec
+import pytest
 from aiohttp import web
 
 from artifacts.client import Client
@@ -17,6 +18,8 @@ from autoscaler.nodewants import NodeWant, NodeWants
 from pilotlight.keeping import Keeping
 from tests.kit import packed
 from tests.kit.fake_registry import FakeRegistry
+
+pytestmark = pytest.mark.standard
 
 
 async def brought(keeping: Keeping, want: NodeWant, epoch: int) -> WeightsReport:

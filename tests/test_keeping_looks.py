@@ -22,6 +22,8 @@ from pilotlight.supply import HEADERS
 from tests.kit import packed
 from tests.kit.kept import Kept, want
 
+pytestmark = pytest.mark.standard
+
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Kept:

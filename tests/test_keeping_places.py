@@ -14,6 +14,8 @@ from tests.kit.fake_hub import TOKEN, FakeHub
 from tests.kit.fake_s3 import FakeS3
 from tests.kit.kept import Kept
 
+pytestmark = pytest.mark.standard
+
 HUB, BUCKET = "hf://acme/tiny?include=*.gguf", "s3://models/tiny/a.gguf"
 CONTENT = b"GGUF" * 100
 

@@ -29,6 +29,7 @@ async def test_what_a_person_keeps_comes_before_the_cloud() -> None:
     assert found.user == "_json_key"
 
 
+@pytest.mark.standard
 async def test_a_cloud_is_asked_for_its_own_registries_and_never_in_the_clear() -> None:
     for host, said in ((ECR, "AWS: no keys"), ("gcr.io", "Google Cloud: no metadata server")):
         found = await keychain().login(host, "x")

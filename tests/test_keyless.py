@@ -27,6 +27,7 @@ from artifacts.digests import Digest
 from artifacts.identities import Identity
 from artifacts.signatures import Policy
 from artifacts.trustroot import BadRootError
+from tests.kit.budget import examples
 from tests.kit.keyless import AT_S, SINCE, WHO, Sigstore, id_of, path, private, tree, usage
 from tests.kit.signed import OTHER, SIGNED, b64, bundled, envelope, key, sign, statement
 
@@ -234,7 +235,7 @@ def test_point_17_an_entry_without_every_proof_of_its_log_is_refused() -> None:
         assert "has not one log entry" in why(document)
 
 
-@settings(deadline=None, max_examples=150, derandomize=True)
+@settings(deadline=None, max_examples=examples(150), derandomize=True)
 @given(size=st.integers(1, 40), at=st.integers(0, 39), data=st.data())
 def test_a_proof_leads_to_the_root_from_its_own_leaf_and_place_alone(size: int, at: int, data: st.DataObject) -> None:
     index, leaves = at % size, [b"%d" % n for n in range(size)]

@@ -13,6 +13,7 @@ from autoscaler.fold import fold
 from autoscaler.fold_leadership import heard
 from autoscaler.leadership import AHEAD_MAX, EPOCH_MAX, LOOK_S_MAX, Candidate, Record, Write
 from autoscaler.ordered import NodeReported
+from tests.kit.budget import examples
 from tests.kit.worlds import T0, world
 
 ME, OTHER = "me", "other"
@@ -274,7 +275,7 @@ turns = st.lists(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(turns)
 def test_two_never_lead_at_once_and_epochs_only_rise(script: list[Turn]) -> None:
     """Pauses, lost requests and answers, three clocks that have nothing in common; the Lease deleted at any time, and

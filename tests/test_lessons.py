@@ -87,6 +87,7 @@ def test_what_is_known_at_once_is_how_often_which_size_is_asked_for() -> None:
     assert np.array_equal(known.tables.prices, sizes.tables.prices)
 
 
+@pytest.mark.deep
 def test_the_same_exercise_gives_the_same_lesson_and_another_seed_another() -> None:
     one = exercise_of(cluster(2))
     made, again, other = (

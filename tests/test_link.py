@@ -17,6 +17,8 @@ from gateway import link
 from gateway.link import HttpLink
 from gateway.sync import LinkError
 
+pytestmark = pytest.mark.standard
+
 G = GatewayId("g1")
 ROUTES = RoutesDelta(epoch=1, version=1, full=True)
 

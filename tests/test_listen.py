@@ -11,6 +11,8 @@ import uvloop
 
 from pilotlight.listen import ACCEPTS, Address, AddressType, accepting, check_operations, listeners
 
+pytestmark = pytest.mark.standard
+
 
 @pytest.mark.parametrize(
     ("text", "address", "loopback", "url"),

@@ -16,6 +16,8 @@ from click.testing import CliRunner, Result
 from loadtest.cli import load, request_body
 from tests.kit.fake_process import fake_engine
 
+pytestmark = pytest.mark.standard
+
 FAST = ("--name", "ada", "--tokens-per-s", "0")
 
 

@@ -24,6 +24,8 @@ from loadtest.result import Ending
 from loadtest.stopping import Stop
 from tests.kit.waiting import until
 
+pytestmark = pytest.mark.standard
+
 Serve = Callable[[web.Application], Awaitable[TestServer]]
 
 

@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 from pilotlight.cli import cli
 from tests.kit import packed
 
+pytestmark = pytest.mark.standard
+
 
 def run(*words: str, typed: str | None = None) -> Result:
     return CliRunner().invoke(cli, ["weights", *words], input=typed, prog_name="pilotlight")

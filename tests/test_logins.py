@@ -129,6 +129,7 @@ async def test_two_at_a_time_wait_for_each_other_and_not_for_ever(
     await keep([tmp_path / "config.json"], HOST, GIVEN)
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("by", [{"credsStore": "fake"}, {"credHelpers": {HOST: "fake"}}])
 async def test_a_program_keeps_it_and_the_file_has_no_password_any_more(
     tmp_path: Path, kept: Path, by: dict[str, object]
@@ -145,6 +146,7 @@ async def test_a_program_keeps_it_and_the_file_has_no_password_any_more(
     assert await forget([file], HOST) == []
 
 
+@pytest.mark.standard
 async def test_a_program_that_keeps_nothing_is_said_and_the_file_stays(tmp_path: Path, kept: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"credsStore": "fake"}')

@@ -29,6 +29,8 @@ from tests.kit import packed
 from tests.kit.fake_hub import FakeHub
 from tests.kit.fake_registry import StillClock
 
+pytestmark = pytest.mark.standard
+
 
 async def looked(
     folder: Path, form: Form, seen: list[str] | None = None, *, allow_unsafe: bool = False

@@ -78,11 +78,13 @@ def ours() -> float:
     return fmean(used(lambda played: lambda _: Chooser(played.nodes, taught), seed) for seed in SEEDS)
 
 
+@pytest.mark.deep
 def test_as_much_is_accepted_as_where_the_few_v100_have_their_price(ours: float) -> None:
     """About 93; with PRICE = 0, when they are given to whoever comes, it is less than 91."""
     assert ours >= 92.3
 
 
+@pytest.mark.deep
 def test_more_is_accepted_than_by_best_fit(ours: float) -> None:
     best_fit = fmean(used(lambda _: lambda among: Rows(among, BestFit()), seed) for seed in SEEDS)
     assert ours > best_fit + 5

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from artifacts import contents, digests, manifest, platforms
 from artifacts.descriptors import BadManifestError, Platform
 from artifacts.manifest import DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST, Index, Manifest
+from tests.kit.budget import examples
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 AMD64 = Platform("linux", "amd64")
@@ -296,7 +297,7 @@ KITFILE = st.builds(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.binary(max_size=200) | ANYTHING.map(lambda found: json.dumps(found).encode()))
 def test_arbitrary_bytes_make_one_kind_of_error(content: bytes) -> None:
     try:
@@ -306,7 +307,7 @@ def test_arbitrary_bytes_make_one_kind_of_error(content: bytes) -> None:
     pytest.fail("what is arbitrary is no manifest")
 
 
-@settings(derandomize=True, deadline=None, max_examples=600)
+@settings(derandomize=True, deadline=None, max_examples=examples(600))
 @given(st.sampled_from(CONFIGS), st.lists(LAYER, max_size=4), KITFILE | ANYTHING, st.booleans())
 def test_what_comes_out_of_nearly_right_manifests_can_be_written(
     kind: str, layers: list[dict[str, object]], config: object, allow_unsafe: bool

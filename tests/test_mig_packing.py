@@ -26,6 +26,7 @@ from autoscaler.mig_geometry import (
 )
 from autoscaler.mig_packing import FILLING_EACH, FILLING_LEAST, NOW, WORK, Fleet, Found, Refused
 from autoscaler.world import DeviceId
+from tests.kit.budget import examples
 
 H100, A30, H200 = GEOMETRIES["H100-80"], GEOMETRIES["A30"], GEOMETRIES["H200"]
 MIX = {"1g.10gb": 3.0, "1g.20gb": 1.0, "2g.20gb": 2.0, "3g.40gb": 2.0, "4g.40gb": 1.0, "7g.80gb": 0.5}
@@ -281,7 +282,7 @@ def _step(on: Fleet, seen: Seen, deed: str, number: int, profile: str) -> None:
         del seen[id]
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(shares_, st.lists(deeds, max_size=40))
 def test_the_incremental_choice_is_the_careful_one(shares: dict[str, float], steps: list[tuple[str, int, str]]) -> None:
     def look(on: Fleet, seen: Seen) -> None:
@@ -295,7 +296,7 @@ def test_the_incremental_choice_is_the_careful_one(shares: dict[str, float], ste
     played(shares, steps, look)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(shares_, st.lists(deeds, max_size=60))
 def test_no_two_cuts_ever_overlap_and_nothing_in_use_is_undone(
     shares: dict[str, float], steps: list[tuple[str, int, str]]
@@ -308,7 +309,7 @@ def test_no_two_cuts_ever_overlap_and_nothing_in_use_is_undone(
     played(shares, steps, look)
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(shares_, st.lists(deeds, max_size=40), st.permutations(IDS))
 def test_the_same_fleet_answers_the_same_whatever_its_history(
     shares: dict[str, float], steps: list[tuple[str, int, str]], order: list[DeviceId]
@@ -326,7 +327,7 @@ def test_the_same_fleet_answers_the_same_whatever_its_history(
     assert [on.find(profile) for profile in PROFILES] == [again.find(profile) for profile in PROFILES]
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(shares_, st.lists(deeds, max_size=40), st.sampled_from((H100, A30, H200)))
 def test_one_more_device_never_makes_an_answer_a_refusal(
     shares: dict[str, float], steps: list[tuple[str, int, str]], more: Geometry

@@ -16,6 +16,7 @@ from autoscaler.packing import Force, Incumbent, Outlook, Packing, Shelf, Want
 from autoscaler.waste import untaught
 from autoscaler.world import Copy, NodeId
 from autoscaler.yard import Yard
+from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
 from tests.test_packer import incumbents, shelf
 
@@ -72,7 +73,7 @@ def placed(packing: Packing) -> set[int]:
     return {one.want.ordinal for one in packing.placements}
 
 
-@settings(derandomize=True, deadline=None, max_examples=120)
+@settings(derandomize=True, deadline=None, max_examples=examples(120))
 @given(wanted(), nodes())
 def test_one_more_node_leaves_nobody_out_where_each_node_has_one_device(
     wants: list[Want], there: list[tuple[Shelf, Host]]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import CallError
 from gateway.multipart import PARTS_MAX, VALUE_BYTES_MAX, edit_multipart, read_multipart
+from tests.kit.budget import examples
 from tests.kit.forwarding import in_one
 
 TYPE = b"multipart/form-data; boundary=b"
@@ -129,7 +130,7 @@ def test_a_served_name_with_a_line_end_is_refused() -> None:
         edit_multipart(read_multipart(MODEL + END, TYPE), model="a\r\n--b--")
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(
     st.lists(
         st.sampled_from(

@@ -12,6 +12,7 @@ from autoscaler.engines import launch
 from autoscaler.model import Adapter, Model, ModelSpec
 from autoscaler.names import Origin, Settled, settle, settle_tenants
 from autoscaler.tenant import Key, Tenant, TenantSpec
+from tests.kit.budget import examples
 
 
 def model(name: str, *aliases: str, namespace: str = "a", at_s: int = 0, adapters: tuple[str, ...] = ()) -> Model:
@@ -101,7 +102,7 @@ names = st.sampled_from(["p", "q", "r", "p:q", "a/p"])
 specs = st.tuples(names, st.lists(names, max_size=2, unique=True), st.sampled_from("ab"), st.integers(0, 3))
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.lists(specs, max_size=6), st.booleans())
 def test_each_name_has_one_model_and_an_older_one_loses_nothing_to_a_younger(
     made: list[tuple[str, list[str], str, int]], adapted: bool

@@ -29,6 +29,8 @@ from tests.kit import packed
 from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
 from tests.test_serving import BLOB, CONTENT, filled
 
+pytestmark = pytest.mark.standard
+
 LOOPBACK = Address("127.0.0.1", 0)
 ADA = "oci://registry.example/team/model:v1"
 

@@ -136,6 +136,7 @@ def test_an_agents_failure_counts_only_while_nothing_is_seen_and_where_it_takes_
         assert not releases(plan(at, T0 + 9.0).actions)
 
 
+@pytest.mark.standard
 def test_a_fabric_detaches_only_what_the_agent_has_let_go_of() -> None:
     fabric = FakeFabric()
     rig = FabricRig(fabric)

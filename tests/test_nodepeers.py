@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 from pytest_aiohttp import AiohttpClient
 
@@ -85,6 +86,7 @@ def test_nodes_that_begin_together_ask_of_one_look_and_later_of_a_new_one() -> N
         assert names(asked.peers(there, {}, NodeId("x"), ADA, now_s).peers) == expected
 
 
+@pytest.mark.standard
 async def test_the_route_names_them_and_needs_to_know_whose_they_are(aiohttp_client: AiohttpClient) -> None:
     stepped = SteppedLoop(world(), asyncio.get_running_loop().time())
     client = await aiohttp_client(ContractServer(stepped.loop).application())

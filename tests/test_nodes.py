@@ -186,6 +186,7 @@ def test_a_report_repeats_the_one_before_unless_something_is_news() -> None:
         assert not repeats(one, news)
 
 
+@pytest.mark.standard
 async def test_a_report_that_only_repeats_wakes_nobody_and_is_folded_all_the_same(
     aiohttp_client: AiohttpClient,
 ) -> None:

@@ -32,6 +32,7 @@ from autoscaler.stranded import SHUN_S, SHUN_S_MAX, STRANDED_S
 from autoscaler.taints import Shun, Taint, repels
 from autoscaler.world import History, NodeId, Replica, Slice, World
 from autoscaler.yard import Yard
+from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device, folded, gateway, kinds, level, model, replica, world
 
 LAB = Taint("lab", "chem", "NoSchedule")
@@ -103,7 +104,7 @@ def test_a_model_goes_where_others_have_left_a_device() -> None:
     assert {one.ruled_out for one in explain_model(full, answer, Log(), a.name, T0).candidates} == {OTHERS}
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 6))
 def test_no_more_is_started_on_a_node_than_others_leave(many: int, others: int, ours: int) -> None:
     """Ours keep what they hold, and only what is free beside them and others is given out."""
@@ -170,7 +171,7 @@ def test_a_model_stays_off_a_node_whose_taint_it_does_not_tolerate_and_that_is_t
     assert explain_model(only, answer, Log(), a.name, T0).candidates[0].ruled_out == why
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(derandomize=True, deadline=None, max_examples=examples(80))
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=5), st.permutations(range(6)))
 def test_whatever_is_tainted_or_avoided_the_packer_places_only_where_it_may(
     there: list[tuple[bool, bool]], order: list[int]

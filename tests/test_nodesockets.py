@@ -257,6 +257,7 @@ async def test_the_kubelets_table_goes_before_what_processes_tell(sockets: NodeS
     assert not news(now, now)
 
 
+@pytest.mark.standard
 async def test_the_agents_process_tells_what_the_sockets_say(tmp_path: Path) -> None:
     """With its own event loop, which is another than this one."""
     reports: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

@@ -121,6 +121,7 @@ async def test_who_does_not_lead_or_does_not_know_all_yet_says_nothing(not_yet: 
     await lines.aclose()
 
 
+@pytest.mark.standard
 async def test_the_route_needs_a_node(aiohttp_client: AiohttpClient) -> None:
     client = await aiohttp_client(ContractServer(SteppedLoop(starting()).loop).application())
     assert (await client.get("/v1/wants")).status == 400

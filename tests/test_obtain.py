@@ -34,6 +34,8 @@ from tests.kit import archives, packed
 from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock, keychain
 from tests.kit.packed import CONTENT, FILES, NAME
 
+pytestmark = pytest.mark.standard
+
 
 class Node:
     """A registry with a model in it, and a node with a store."""

@@ -20,6 +20,8 @@ from tests.kit.packed import FILES, NAME
 from tests.kit.signed import cosign, key, payload
 from tests.test_obtain import Node, held, node
 
+pytestmark = pytest.mark.standard
+
 OURS, THEIRS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 ENFORCE = Policy("enforce", (key(OURS),))
 

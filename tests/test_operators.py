@@ -29,6 +29,7 @@ from autoscaler.ordered import Cordon, CordonsSeen, ModelStopped, ModelWoken, No
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import History, SliceId, World
+from tests.kit.budget import examples
 from tests.kit.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, world
 from tests.test_plan import worlds
 
@@ -241,7 +242,7 @@ def ordered(draw: st.DrawFn) -> World:
     return after(made, *(ModelStopped(model=ModelName(name)) for name in sorted(stopped)))
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(ordered())
 def test_whatever_is_ordered_the_plan_settles_and_nothing_goes_where_it_may_not(begin: World) -> None:
     at, seen = begin, set[str]()

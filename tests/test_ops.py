@@ -30,6 +30,8 @@ from autoscaler.world import World
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
 
+pytestmark = pytest.mark.standard
+
 Client = TestClient[web.Request, web.Application]
 A, B = model("a", 20), model("org/b", 20)
 GAUGE = b"# HELP pilotlight_leader x\n# TYPE pilotlight_leader gauge\npilotlight_leader 1.0\n"

@@ -21,6 +21,7 @@ from autoscaler.states import ReplicaState as S
 from autoscaler.stocknodes import LANES_MAX
 from autoscaler.world import Copy, NodeId, Slice
 from autoscaler.yard import Yard
+from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
 
 
@@ -241,7 +242,7 @@ def wanted(draw: st.DrawFn) -> list[Want]:
     ]
 
 
-QUICK = settings(derandomize=True, deadline=None, max_examples=150)
+QUICK = settings(derandomize=True, deadline=None, max_examples=examples(150))
 
 
 @QUICK

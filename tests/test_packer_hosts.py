@@ -19,6 +19,7 @@ from autoscaler.packing import Force, Incumbent, Outlook, Packing, Shelf, Want
 from autoscaler.rulings import evictable, need
 from autoscaler.world import NodeId, SliceId
 from autoscaler.yard import Yard
+from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
 from tests.test_packer import on, placed, shelf, victims, want
 
@@ -137,7 +138,7 @@ def test_a_node_with_less_than_nothing_takes_who_asks_for_nothing() -> None:
     assert placed(run([want("a", 2)], slices, {N0: 8})) == [("a", "g0")]
 
 
-QUICK = settings(derandomize=True, deadline=None, max_examples=400)
+QUICK = settings(derandomize=True, deadline=None, max_examples=examples(400))
 WANTS = st.lists(
     st.builds(
         lambda name, memory_gi, many, host_gi, devices, priority: want(

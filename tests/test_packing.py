@@ -23,6 +23,7 @@ from artifacts.ocilayout import Layout
 from artifacts.unpack import Unpacking
 from pilotlight.cli import cli
 from tests.kit.archives import read
+from tests.kit.budget import examples
 
 AMD = Platform("linux", "amd64")
 FILES = {
@@ -301,7 +302,7 @@ def test_a_damaged_layout_is_noticed(model: Path, tmp_path: Path) -> None:
         Layout(model)
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=examples(150))
 @given(st.text("ab\u00e9/.", min_size=1, max_size=120), st.integers(0, 1 << 43))
 def test_frames_are_read_by_python_as_they_are_meant(path: str, size: int) -> None:
     try:
@@ -319,6 +320,7 @@ def test_frames_are_read_by_python_as_they_are_meant(path: str, size: int) -> No
     assert (head[156:157] == b"0") == plain, "what ustar has no room or no letters for stands in pax records"
 
 
+@pytest.mark.standard
 def test_memory_does_not_grow_with_the_files(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     with (tmp_path / "in" / "model.gguf").open("wb") as file:

@@ -17,6 +17,7 @@ from artifacts import disk, partial, parts
 from artifacts.digests import Digest
 from artifacts.disk import Disk
 from artifacts.partial import Partial
+from tests.kit.budget import examples
 from tests.kit.fake_registry import digest_of
 from tests.kit.powerloss import ForgetfulDisk, PowerLossError
 from tests.kit.pulled import CONTENT, PATH, place, small
@@ -31,6 +32,7 @@ def layout(monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch)
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("seed", range(3))
 async def test_point_13_the_power_goes_before_any_step_of_a_fetch(tmp_path: Path, seed: int) -> None:
     """And again in the middle of what goes on; at the end the file is there whole, and nothing else."""
@@ -195,7 +197,7 @@ def test_a_blob_that_comes_at_once_waits_for_the_disk_at_its_end_only(tmp_path: 
 
 
 @example(2265079)  # the rename lasts at its new name alone, and what goes on begins from the old one
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
 def test_any_order_of_parts_lies_and_crashes_ends_with_the_exact_bytes_or_no_file(seed: int) -> None:
     random = Random(seed)

@@ -14,6 +14,8 @@ from autoscaler.drivers.kubernetes import api as client
 from autoscaler.drivers.kubernetes.access import Access
 from autoscaler.drivers.kubernetes.api import TRIES_MAX, Api, ApiError, FencedError
 
+pytestmark = pytest.mark.standard
+
 
 class Way:
     """To a server without TLS and tokens."""

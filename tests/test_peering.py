@@ -28,6 +28,8 @@ from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
 from tests.kit.fake_registry import FakeRegistry, StillClock
 from tests.test_serving import BLOB, CONTENT, filled
 
+pytestmark = pytest.mark.standard
+
 TOKEN = "0123456789abcdef" * 4
 
 

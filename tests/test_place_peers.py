@@ -26,6 +26,8 @@ from tests.kit.fake_registry import StillClock
 from tests.kit.fake_s3 import FakeS3
 from tests.kit.neighbours import TOKEN, Neighbour, serving
 
+pytestmark = pytest.mark.standard
+
 CONTENT = hashlib.shake_128(b"weights").digest(300_000)
 DIGEST = digests.of(CONTENT)
 

@@ -15,6 +15,8 @@ from artifacts.refusals import DeniedError, PolicyError, UnreachableError
 from artifacts.transport import Limits
 from tests.kit.fake_registry import FakeRegistry, StillClock
 
+pytestmark = pytest.mark.standard
+
 
 async def proof(_method: str, _url: URL, _headers: Mapping[str, str]) -> Mapping[str, str]:
     return {"Authorization": "the-proof"}

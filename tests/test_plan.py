@@ -24,6 +24,7 @@ from autoscaler.model import ADOPTED_HASH, Gpu, Rollout, Start
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Gateway, History, World
+from tests.kit.budget import examples
 from tests.kit.worlds import (
     GI,
     T0,
@@ -332,7 +333,7 @@ def worlds(draw: st.DrawFn) -> World:
     return world(models, slices, made, [first, second], histories)
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(worlds())
 def test_folding_a_plan_and_planning_again_adds_nothing_of_the_same_kind(begin: World) -> None:
     seen: set[str] = set()
@@ -347,7 +348,7 @@ def test_folding_a_plan_and_planning_again_adds_nothing_of_the_same_kind(begin: 
     assert plan(after, T0).actions == ()
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(worlds())
 def test_no_plan_stops_what_is_not_acknowledged_or_over_commits_a_slice(begin: World) -> None:
     made = plan(begin, T0)

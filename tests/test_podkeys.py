@@ -12,6 +12,8 @@ from artifacts.sigv4 import Keys
 from tests.kit.cloud_services import Services
 from tests.kit.fake_registry import StillClock
 
+pytestmark = pytest.mark.standard
+
 PATH = "/v1/credentials"
 SAID = {"AccessKeyId": "ASIA1", "SecretAccessKey": "s3cret", "Token": "t", "AccountId": "123456789012"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.kit.ports import Ports, part
 
 AMONG = range(10_240, 10_340)
@@ -20,6 +22,7 @@ def test_without_workers_all_are_there_and_a_worker_that_says_not_of_how_many_ha
     assert part(AMONG, {"PYTEST_XDIST_WORKER": "gw4"})
 
 
+@pytest.mark.standard
 def test_each_is_given_once() -> None:
     found = Ports(range(10_240, 20_480)).take(500)
     assert len(set(found)) == 500

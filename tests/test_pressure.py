@@ -62,6 +62,7 @@ def test_very_short_memory_refuses_every_new_call_and_lets_run_what_runs() -> No
     assert script.arrive("c4") == ["grant c4 r1", "report"]
 
 
+@pytest.mark.standard
 async def test_a_body_is_not_even_read_when_memory_is_very_short() -> None:
     async with ScriptedEngine((OK,)) as engine, rig() as one:
         one.routes(engine.address)
@@ -74,6 +75,7 @@ async def test_a_body_is_not_even_read_when_memory_is_very_short() -> None:
         assert b'"overloaded"' in body
 
 
+@pytest.mark.standard
 async def test_what_runs_goes_on_when_memory_becomes_short() -> None:
     async with ScriptedEngine((HOLD, OK)) as engine, rig() as one:
         one.routes(engine.address)

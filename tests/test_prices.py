@@ -16,6 +16,7 @@ from autoscaler.prices import Prices
 from autoscaler.settings import Price, Settings
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Copy, NodeId, Slice
+from tests.kit.budget import examples
 from tests.kit.worlds import T0, device, gateway, level, model, replica, world
 
 H100, T4 = "NVIDIA-H100-80GB-HBM3", "Tesla-T4"
@@ -122,7 +123,7 @@ def test_of_two_devices_of_one_size_the_cheaper_is_taken_unless_the_model_likes_
 SIZES = st.lists(st.sampled_from([2, 4, 8, 15]), min_size=1, max_size=5)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(SIZES, st.integers(1, 4), st.integers(1, 3), st.booleans())
 def test_whoever_comes_together_none_is_on_an_h100_while_a_t4_is_empty(
     sizes: list[int], t4s: int, h100s: int, told: bool

@@ -19,6 +19,8 @@ from gateway.address import parse
 from tests.kit.certificates import OURS, THEIRS, leaf
 from tests.sim.virtual import run
 
+pytestmark = pytest.mark.standard
+
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:

@@ -12,6 +12,8 @@ from artifacts.dockerconfig import DOCKER_KEY, Login
 from artifacts.refusals import DeniedError
 from tests.kit.credential_program import program
 
+pytestmark = pytest.mark.standard
+
 HUB = "registry-1.docker.io"
 
 

@@ -26,6 +26,7 @@ from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import SliceId, World
 from autoscaler.yard import Yard
+from tests.kit.budget import examples
 from tests.kit.observed import seen_of
 from tests.kit.worlds import GI, T0, device, folded, kinds
 from tests.test_packer import benches, on, placed, run, shelf, victims, want, wanted
@@ -33,8 +34,8 @@ from tests.test_plan import worlds
 
 K = TypeVar("K")
 V = TypeVar("V")
-QUICK = settings(derandomize=True, deadline=None, max_examples=150)
-LONG = settings(derandomize=True, deadline=None, max_examples=300)
+QUICK = settings(derandomize=True, deadline=None, max_examples=examples(150))
+LONG = settings(derandomize=True, deadline=None, max_examples=examples(300))
 
 
 # --- no over-commit ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from artifacts import publickeys
 from artifacts.publickeys import BadKeyError
+from tests.kit.budget import examples
 from tests.kit.signed import Private, key, pem, sign
 
 P256 = ec.generate_private_key(ec.SECP256R1())
@@ -66,7 +67,7 @@ def test_point_17_a_signature_in_any_other_form_than_der_is_none() -> None:
     assert [each for each in broken if key(P256).signed(each, TEXT)] == []
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(deadline=None, max_examples=examples(200), derandomize=True)
 @given(kind=st.sampled_from(sorted(KEYS)), at=st.integers(0, 2047), signature=st.binary(max_size=300))
 def test_point_17_neither_a_flipped_bit_nor_garbage_is_a_signature(kind: str, at: int, signature: bytes) -> None:
     own = bytearray(sign(KEYS[kind], TEXT))

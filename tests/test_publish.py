@@ -39,6 +39,7 @@ from autoscaler.states import IllegalIntentError
 from autoscaler.states import ReplicaState as S
 from autoscaler.tenant import Tenant, TenantSpec
 from autoscaler.world import History, Replica, SliceId, World
+from tests.kit.budget import examples
 from tests.kit.worlds import T0, gateway, level, model, replica, world
 
 M, G1, G2 = ModelName("m"), GatewayId("g1"), GatewayId("g2")
@@ -294,7 +295,7 @@ observations: st.SearchStrategy[Observation] = st.one_of(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.lists(st.tuples(st.lists(observations, max_size=4), st.booleans()), max_size=12))
 def test_deltas_applied_in_order_give_what_the_full_message_gives(steps: list[tuple[list[Observation], bool]]) -> None:
     """Whatever happens, and however many steps a slow reader skips."""

@@ -31,6 +31,8 @@ from tests.kit.fake_registry import (
 )
 from tests.kit.pulled import CONTENT, NAME, PATH, WAYS, Place, answer_part, breaking, go, place, small
 
+pytestmark = pytest.mark.standard
+
 WRONG = bytes(reversed(CONTENT))
 
 

@@ -18,6 +18,8 @@ from artifacts.mirrors import Mirrored
 from artifacts.refusals import UnreachableError
 from tests.kit.pulled import CONTENT, WAYS, answer_part, breaking, go, leave, place, small
 
+pytestmark = pytest.mark.standard
+
 WRONG = bytes(reversed(CONTENT))
 
 

@@ -25,6 +25,8 @@ from pilotlight.cli import cli
 from tests.kit.archives import END, header, honest, member
 from tests.kit.fake_registry import PASSWORD, FakeRegistry, digest_of, says
 
+pytestmark = pytest.mark.standard
+
 NAME = "team/model"
 GOOD = b"weights" * 5000
 CONFIG = "application/vnd.cncf.model.config.v1+json"

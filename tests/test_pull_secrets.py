@@ -119,6 +119,7 @@ async def test_what_is_no_refusal_ends_it() -> None:
     assert len(seen) == 1
 
 
+@pytest.mark.standard
 async def test_the_login_that_a_registry_takes_is_found_among_several() -> None:
     right = Login("b", "pw").basic
 

@@ -18,6 +18,8 @@ from pilotlight.stored import SHORT_DIGITS
 from tests.kit import packed
 from tests.kit.packed import FILES, NAME
 
+pytestmark = pytest.mark.standard
+
 
 def run(*words: str) -> Result:
     return CliRunner().invoke(cli, ["weights", *words], prog_name="pilotlight")

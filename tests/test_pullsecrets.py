@@ -16,6 +16,8 @@ from artifacts.dockerconfig import Config, Entry
 from artifacts.refusals import PolicyError
 from pilotlight.pullsecrets import NoSecretError, PullSecrets
 
+pytestmark = pytest.mark.standard
+
 AUTHS = {"reg.example": {"username": "ada", "password": "s3cret"}}
 SECRETS = {
     "new": ("kubernetes.io/dockerconfigjson", ".dockerconfigjson", json.dumps({"auths": AUTHS, "credsStore": "evil"})),

@@ -12,6 +12,7 @@ from gateway.call import Call
 from gateway.deadlines import Deadlines
 from gateway.queue import COMPACT_MIN, Line, Queue
 from gateway.reporting import Account
+from tests.kit.budget import examples
 from tests.kit.dispatching import call_of
 
 MODEL = ModelName("llama")
@@ -175,7 +176,7 @@ def test_the_heap_of_lines_stays_small_when_deadlines_only_get_sooner() -> None:
     assert deadlines.next_s() == 5001.0
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from((0, 0, 1)), st.booleans()), max_size=60))
 def test_whatever_happens_the_head_is_of_the_highest_priority_and_nobody_is_two_turns_behind(
     steps: list[tuple[str, int, bool]],

@@ -60,6 +60,7 @@ def test_a_secret_that_lacks_something_is_named(tmp_path: Path) -> None:
         assert str(caught.value) == "Secret fabric is not there, or has no username and password"
 
 
+@pytest.mark.standard
 def test_a_provider_says_in_words_which_secret_it_lacks(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack, FakeFabric().serving() as fabric:
@@ -142,6 +143,7 @@ def test_only_nodes_that_are_ready_get_more() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("keeps", [True, False], ids=["the service keeps names", "the ConfigMap does"])
 def test_an_entry_of_the_settings_attaches_and_detaches(tmp_path: Path, *, keeps: bool) -> None:
     async def scenario() -> None:

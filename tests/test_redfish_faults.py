@@ -17,6 +17,8 @@ from tests.contracts.provider import order, release
 from tests.kit.fake_redfish import A100, SYSTEMS, FakeFabric
 from tests.kit.redfish_rig import TURN_S, FabricRig
 
+pytestmark = pytest.mark.standard
+
 Act = Callable[[FabricRig, RedfishFabric], Awaitable[None]]
 
 

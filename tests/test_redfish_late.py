@@ -16,6 +16,8 @@ from tests.kit.fake_redfish import A100, SYSTEMS, FakeFabric
 from tests.kit.redfish_rig import TURN_S, FabricRig
 from tests.test_redfish_faults import nothing, ordered, phase, play, unmarked, until
 
+pytestmark = pytest.mark.standard
+
 
 async def when(holds: Callable[[], object]) -> None:
     while not holds():

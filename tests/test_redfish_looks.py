@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.contracts.provider import order, release
 from tests.kit.fake_redfish import FakeFabric
 from tests.kit.redfish_rig import FabricRig
 from tests.test_redfish_faults import phase, until
+
+pytestmark = pytest.mark.standard
 
 
 class Slow(FabricRig):

@@ -14,6 +14,8 @@ from tests.kit.fake_redfish import FakeFabric
 from tests.kit.redfish_rig import TURN_S, FabricRig
 from tests.test_redfish_faults import nothing, ordered, phase, play, unmarked, until
 
+pytestmark = pytest.mark.standard
+
 TAKEN_OUT = "node w1 is not in `systems` any more: put it back until this is given back"
 NOT_THERE = "has no such system for node w9: mend its path in `systems`"
 

@@ -20,6 +20,8 @@ from tests.kit.offered import offer
 from tests.kit.redfish_rig import TURN_S, FabricRig
 from tests.test_redfish_faults import nothing, ordered, phase, play, until
 
+pytestmark = pytest.mark.standard
+
 
 def test_who_does_not_lead_changes_nothing() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:

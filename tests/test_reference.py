@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from artifacts import digests, reference
 from artifacts.digests import BadDigestError
 from artifacts.reference import BadReferenceError
+from tests.kit.budget import examples
 
 A = digests.parse("sha256:" + "a" * 64)
 LONG = digests.parse("sha512:" + "0f" * 64)
@@ -140,7 +141,7 @@ def test_point_03_sha512_is_taken() -> None:
     assert digests.of(b"{}") == "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
+@settings(derandomize=True, deadline=None, max_examples=examples(400))
 @given(st.sampled_from(["", "oci://", "ollama://"]), st.text(max_size=20) | st.text("ab.:[]/@%\\-", max_size=30))
 def test_what_comes_out_may_stand_in_a_url(scheme: str, text: str) -> None:
     try:

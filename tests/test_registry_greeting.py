@@ -13,6 +13,8 @@ from artifacts.transport import Site
 from tests.kit.fake_registry import says
 from tests.test_registry_manners import with_tokens
 
+pytestmark = pytest.mark.standard
+
 
 async def test_a_greeting_tries_the_login_without_wanting_anything() -> None:
     async with with_tokens(Login("me", "pw")) as (place, client, _):

@@ -19,6 +19,8 @@ from artifacts.retrying import TRIES_MAX
 from artifacts.transport import Limits, Site
 from tests.kit.fake_registry import Answer, FakeRegistry, StillClock, digest_of, part_of, raw, says, whole_head
 
+pytestmark = pytest.mark.standard
+
 CONTENT = bytes(range(256)) * 64
 NAME = "team/model"
 WRONG = bytes(reversed(CONTENT))

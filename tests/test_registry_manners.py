@@ -27,6 +27,8 @@ from artifacts.retrying import FIRST_S, LONGEST_S, TRIES_MAX, WAIT_S_MAX, wait_s
 from artifacts.transport import Site
 from tests.kit.fake_registry import FakeRegistry, StillClock, digest_of, index, raw, says, whole_head
 
+pytestmark = pytest.mark.standard
+
 NAME = "team/model"
 CONTENT = b"weights!" * 2000
 BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).encode()

@@ -37,6 +37,8 @@ from tests.kit.fake_registry import (
     whole_head,
 )
 
+pytestmark = pytest.mark.standard
+
 NAME = "team/model"
 CONTENT = b"weights" * 1000
 BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).encode()

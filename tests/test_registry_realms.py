@@ -14,6 +14,8 @@ from artifacts.refusals import PolicyError, RegistryError
 from artifacts.transport import Site
 from tests.kit.fake_registry import FakeRegistry, StillClock, keychain, says
 
+pytestmark = pytest.mark.standard
+
 NAME = "team/model"
 HUB = URL("https://registry-1.docker.io/v2/")
 

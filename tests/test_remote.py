@@ -23,6 +23,8 @@ from artifacts.transport import Site
 from pilotlight.cli import cli
 from tests.kit.fake_registry import FakeRegistry, StillClock, says
 
+pytestmark = pytest.mark.standard
+
 NAME = "team/llama"
 FILES = {"model.safetensors": b"w" * 5000, "config.json": b"{}", "LICENSE": b"MIT"}
 AMD = Platform("linux", "amd64")

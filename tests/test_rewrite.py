@@ -15,6 +15,7 @@ from gateway.errors import CallError
 from gateway.multipart import Form
 from gateway.outline import MEMBERS_MAX
 from gateway.rewrite import Peek, edit, edit_json, read, read_json
+from tests.kit.budget import examples
 from tests.kit.forwarding import in_one
 
 CHAT = lookup(b"POST", b"/v1/chat/completions")
@@ -151,7 +152,7 @@ def written(name: str, value: object, style: int) -> str:
     return key + colon + json.dumps(value, separators=(",", ":") if style & 8 else None)
 
 
-@settings(derandomize=True, deadline=None, max_examples=500)
+@settings(derandomize=True, deadline=None, max_examples=examples(500))
 @given(
     members=st.lists(st.tuples(NAMES, VALUES, st.integers(0, 15)), max_size=6),
     comma=st.sampled_from([",", ", ", " ,\n "]),
@@ -175,7 +176,7 @@ def test_repeated_members_are_found_in_any_layout(members: list[tuple[str, objec
     assert list(peek.members) == names
 
 
-@settings(derandomize=True, deadline=None, max_examples=500)
+@settings(derandomize=True, deadline=None, max_examples=examples(500))
 @given(
     parts=st.lists(
         st.sampled_from(

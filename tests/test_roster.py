@@ -12,6 +12,7 @@ from autoscaler.eviction import cost_of, sum_of, willing
 from autoscaler.lanes import Room
 from autoscaler.packing import Force, Outlook, Shelf, Want
 from autoscaler.roster import Roster
+from tests.kit.budget import examples
 from tests.kit.worlds import T0, device
 from tests.test_packer import on, shelf, want
 
@@ -48,7 +49,7 @@ def slowly(
     return found
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.integers(0, 1 << 30))
 def test_the_roster_is_what_looking_at_every_slice_tells(seed: int) -> None:
     rng = Random(seed)

@@ -16,6 +16,7 @@ from gateway.multipart import Form, FormScan, edit_multipart, read_multipart
 from gateway.outline import MEMBERS_MAX, NESTING_MAX, TOKEN_BYTES_MAX, VALUE_BYTES_MAX, JsonScan
 from gateway.rewrite import Peek, edit, read
 from gateway.scan import STEP_UNITS
+from tests.kit.budget import examples
 from tests.kit.forwarding import in_one
 
 KIB = 1 << 10
@@ -109,7 +110,7 @@ def written(members: list[tuple[str, object]], escaped: bool, indent: str | int 
 CUTS = st.lists(st.integers(1, 2000), max_size=5)
 
 
-@settings(derandomize=True, deadline=None, max_examples=600)
+@settings(derandomize=True, deadline=None, max_examples=examples(600))
 @given(body=BODIES, cuts=CUTS)
 @example(body=b'{"cache_salt":"x"}', cuts=[])
 @example(body=b'{"cache_salt":"x","model":[{}]}', cuts=[])
@@ -145,7 +146,7 @@ MUTATED = st.tuples(BODIES, st.integers(0, 400), st.integers(0, 6), WORDS).map(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=1000)
+@settings(derandomize=True, deadline=None, max_examples=examples(1000))
 @given(body=BODIES | GARBAGE | MUTATED, cuts=CUTS)
 def test_any_split_gives_the_same(body: bytes, cuts: list[int]) -> None:
     found = whole(body)
@@ -154,7 +155,7 @@ def test_any_split_gives_the_same(body: bytes, cuts: list[int]) -> None:
         assert outcome(arrived(body, *range(len(body)))) == found
 
 
-@settings(derandomize=True, deadline=None, max_examples=1000)
+@settings(derandomize=True, deadline=None, max_examples=examples(1000))
 @given(body=GARBAGE | MUTATED)
 def test_it_refuses_no_more_than_the_way_of_small_bodies_and_reads_the_same(body: bytes) -> None:
     """It proves less of what is inside of values; whatever both take they read and edit alike."""
@@ -351,7 +352,7 @@ FORMS = st.lists(
 ).map(lambda parts: b"".join([*parts, b"--b--\r\n"]))  # fmt: skip
 
 
-@settings(derandomize=True, deadline=None, max_examples=1000)
+@settings(derandomize=True, deadline=None, max_examples=examples(1000))
 @given(body=FORMS, cuts=CUTS)
 @example(body=PART + b'"model"\r\n\r\nm\r\n--b--', cuts=[])
 def test_a_large_form_is_read_as_a_small_one_however_it_is_cut(body: bytes, cuts: list[int]) -> None:

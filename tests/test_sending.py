@@ -18,6 +18,8 @@ from tests.kit.fake_hub import COMMIT, TOKEN, FakeHub
 from tests.kit.fake_registry import FakeRegistry
 from tests.kit.fake_s3 import FakeS3
 
+pytestmark = pytest.mark.standard
+
 SMALL = {"config.json": b"{}", "modeling.py": b"import os"}
 LARGE = {"model.safetensors": b"w" * 70_000}
 

@@ -20,6 +20,8 @@ from tests.kit import neighbours
 from tests.kit.neighbours import TOKEN, Neighbour
 from tests.kit.stored import raw
 
+pytestmark = pytest.mark.standard
+
 CONTENT = bytes(range(256)) * 400
 FILE = raw("x")._replace(digest=digests.of(CONTENT), size=len(CONTENT), path="x.gguf")
 DOCUMENT = f'{{"schemaVersion": 2, "mediaType": "{MANIFEST}"}}'.encode()

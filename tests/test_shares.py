@@ -22,6 +22,7 @@ from autoscaler.observations import (
     Tick,
 )
 from autoscaler.world import SliceId, World
+from tests.kit.budget import examples
 from tests.kit.fleet import Fleet, Service
 from tests.kit.hold_gateway import MODEL, HoldGateway
 
@@ -73,7 +74,7 @@ def test_never_above_the_slots_through_crashes_restarts_and_leader_changes(
     gateways: int, slots: int, replicas: int
 ) -> None:
     """The fleet raises at the first Call too many; afterwards everything that waited was served."""
-    for seed in range(40 if slots * replicas < 8 else 8):
+    for seed in range(examples(40 if slots * replicas < 8 else 8)):
         fleet = chaos(gateways, slots, replicas, seed)
         assert not any(gateway.waiting() for gateway in fleet.gateways), f"seed {seed}"
         assert fleet.done
@@ -97,7 +98,7 @@ def test_a_free_slot_and_a_waiting_call_coexist_50_ms_at_most(
 @pytest.mark.parametrize("gateways", [2, 4])
 def test_a_lone_call_is_granted_at_the_first_release_later_than_50_ms_after_it(gateways: int, slots: int) -> None:
     """500 Calls of A wait through the first gateway when one of B comes through the last."""
-    for seed in range(20):
+    for seed in range(examples(20)):
         fleet = Fleet(gateways, slots, seed)
         for call in range(500):
             fleet.at(0.1 + call * 1e-4, partial(fleet.arrive, fleet.gateways[0], "A"))

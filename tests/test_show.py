@@ -17,6 +17,8 @@ from autoscaler.contract import ModelName
 from autoscaler.explain import Row
 from pilotlight import show
 
+pytestmark = pytest.mark.standard
+
 ROWS = (
     Row(model=ModelName("ada"), state="ready", replicas={"ready": 2, "draining": 1}, waiting=3, running=4,
         devices=("gpu0", "gpu1"), since_s=125.0, why="last used 2 s ago, idle window 60 s"),

@@ -6,6 +6,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.standard
+
 PROGRAM = """
 import signal, threading
 from pilotlight.signals import Signals

@@ -23,6 +23,7 @@ from autoscaler.slicing.timeslice import TimeSlice
 from autoscaler.slicing.whole import Whole
 from autoscaler.world import NodeId, Slice
 from tests.kit import sliced
+from tests.kit.budget import examples
 from tests.kit.worlds import GI, model, replica
 
 N = NodeId("n")
@@ -259,7 +260,7 @@ HOSTILE = (
 
 
 @every_example
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(data=st.data())
 def test_whatever_a_node_says_nothing_is_raised_and_no_more_counted_than_is_offered(
     one: Example, data: st.DataObject

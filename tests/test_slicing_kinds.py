@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from autoscaler.slicing import table
 from autoscaler.world import NodeId
 from tests.kit import sliced
+from tests.kit.budget import examples
 from tests.test_slicing import HOSTILE, by_device, every_node
 
 
@@ -63,7 +64,7 @@ def test_shares_of_a_device_of_every_kind_are_never_more_than_it_is(one: sliced.
 
 
 @every_node
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(data=st.data())
 def test_whatever_a_node_of_every_kind_says_nothing_is_raised_and_what_is_offered_has_a_size(
     one: sliced.Example, data: st.DataObject

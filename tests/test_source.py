@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from artifacts import source
 from artifacts.reference import BadReferenceError, Reference
 from artifacts.source import Bucket, Hub, Local
+from tests.kit.budget import examples
 
 COMMIT = "c0ffee" + "0" * 34
 
@@ -85,7 +86,7 @@ def test_what_is_refused_in_one_line(text: str, said: str) -> None:
     assert len(str(caught.value)) < 400
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
+@settings(derandomize=True, deadline=None, max_examples=examples(400))
 @given(st.sampled_from(["hf", "s3", "file", "oci"]), st.text("abc.@:/\\%?-", max_size=20))
 def test_what_comes_out_names_nothing_above_itself(scheme: str, text: str) -> None:
     try:

@@ -24,6 +24,7 @@ from autoscaler.slicing.sharing import TIMESLICE
 from autoscaler.trust import domain_of, strange
 from autoscaler.world import DeviceId, NodeId, Slice
 from autoscaler.yard import Yard
+from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
 from tests.test_packer import on, placed, run, shelf, victims, want
 from tests.test_packer_hosts import CORES, cores, host_of
@@ -226,8 +227,8 @@ def batch(seed: int, *, elastic: bool = False) -> Batch:
     return Batch(wants, shelves, {node: hosts[node] for node in nodes if rng.random() < 0.8})
 
 
-LONG = settings(derandomize=True, deadline=None, max_examples=1500)
-QUICK = settings(derandomize=True, deadline=None, max_examples=400)
+LONG = settings(derandomize=True, deadline=None, max_examples=examples(1500))
+QUICK = settings(derandomize=True, deadline=None, max_examples=examples(400))
 SEEDS = st.integers(0, 1 << 40)
 
 

@@ -16,6 +16,7 @@ from autoscaler.packing import Force, Packing, Shelf, Want
 from autoscaler.spared import fewer
 from autoscaler.world import NodeId, SliceId
 from autoscaler.yard import Yard
+from tests.kit.budget import examples
 from tests.kit.worlds import T0, device
 from tests.test_packer import on, shelf, want
 from tests.test_packer_hosts import CORES, asks, cores, host_of
@@ -23,7 +24,7 @@ from tests.test_spared import Batch, Every, holds, spareable
 from tests.test_spared_ways import Has, places
 
 SEEDS = st.integers(0, 1 << 40)
-LONG = settings(derandomize=True, deadline=None, max_examples=1500)
+LONG = settings(derandomize=True, deadline=None, max_examples=examples(1500))
 
 
 def scarce(seed: int) -> Batch:

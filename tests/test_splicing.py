@@ -16,6 +16,8 @@ from artifacts.blobs import Moved
 from artifacts.splicing import Goal, interrupt, move
 from artifacts.transport import Limits
 
+pytestmark = pytest.mark.standard
+
 CONTENT = bytes(range(256)) * 1024
 LIMITS = Limits(read_s=0.2, pace_s=0.1)
 

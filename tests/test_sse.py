@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.sse import EVENT_BYTES_MAX, EventGate, chunk, is_usage
 from gateway.walker import LAST_CHUNK, BodyWalker, ResponseHead
+from tests.kit.budget import examples
 
 LINE_ENDS = (b"\n", b"\r", b"\r\n")
 EVENT_ENDS = (
@@ -228,7 +229,7 @@ def test_an_event_without_end_that_ends_after_all_is_no_part_of_the_next(end: by
         assert one.whole
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(
     st.lists(
         st.tuples(

@@ -25,6 +25,7 @@ from autoscaler.installation import CUSTOMS
 from autoscaler.names import Origin, Settled
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import History, Load
+from tests.kit.budget import examples
 from tests.kit.worlds import T0, drain, gateway, level, model, replica, world
 
 ADA = model("ada")
@@ -237,7 +238,7 @@ HISTORIES = st.builds(
 )  # fmt: skip
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(HISTORIES, st.floats(1, 1e6), st.floats(-0.4, 0.4))
 def test_what_was_learned_comes_back_in_another_clock_and_is_not_news_there(
     history: History, boot_s: float, jitter_s: float

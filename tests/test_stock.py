@@ -15,6 +15,7 @@ from autoscaler.lanes import Isolation, Kind, Lane, Room
 from autoscaler.stock import ROWS_MAX, Stock
 from autoscaler.stocknodes import Load, Node, Place, load_of
 from autoscaler.waste import BINS, IDLE, LEVELS, UNITS, WHOLE, Taught, bin_of, level, tables, untaught
+from tests.kit.budget import examples
 
 GIB = 1 << 30
 SIZES = {250: 3.0, 400: 2.0, 1000: 1.0}
@@ -136,7 +137,7 @@ KINDS = st.builds(
 Rows = Sequence[tuple[tuple[Lane, ...], int, int]]
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(derandomize=True, deadline=None, max_examples=examples(80))
 @given(NODES, st.lists(st.tuples(KINDS, st.integers(0, 5)), min_size=1, max_size=30), st.integers(0, 99))
 def test_choices_are_those_of_the_slow_one_and_nothing_is_over_committed(
     rows: Rows, asked: Sequence[tuple[Kind, int]], seed: int
@@ -187,7 +188,7 @@ def test_several_are_joined_by_one_link_where_that_costs_no_tier() -> None:
     assert choose(dear, two, ok=np.array([False, True])) == Place(1, (0, 2))
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(NODES, st.lists(KINDS, min_size=1, max_size=12), st.integers(0, 99))
 def test_links_change_which_devices_but_never_whether_nor_the_tier(
     rows: Rows, asked: Sequence[Kind], seed: int
@@ -219,7 +220,7 @@ def state(one: Stock) -> list[list[int]]:
     return [array.tolist() for array in arrays]
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(NODES, st.lists(KINDS, min_size=1, max_size=12), st.lists(KINDS, min_size=1, max_size=12))
 def test_what_was_tried_and_taken_back_does_not_show(rows: Rows, kept: Sequence[Kind], tried: Sequence[Kind]) -> None:
     nodes = [Node(f"n{number}", *row) for number, row in enumerate(rows)]
@@ -244,7 +245,7 @@ def test_what_was_tried_and_taken_back_does_not_show(rows: Rows, kept: Sequence[
     assert fill(one, tried) == fill(other, tried) == first
 
 
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, deadline=None, max_examples=examples(30))
 @given(NODES, NODES, st.lists(KINDS, min_size=1, max_size=20))
 def test_what_fitted_fits_where_more_nodes_are_added(rows: Rows, more: Rows, asked: Sequence[Kind]) -> None:
     few = [Node(f"n{number}", *row) for number, row in enumerate(rows)]

@@ -18,6 +18,7 @@ from artifacts.layout import HeldError, NoRoomError
 from artifacts.publish import Copy, Job, Wanted
 from artifacts.refusals import UnreachableError
 from artifacts.store import Store
+from tests.kit.budget import examples
 from tests.kit.stored import fetching, raw, wanted, whole
 
 UNIT = 64 << 10
@@ -146,5 +147,5 @@ class Machine(RuleBasedStateMachine):
             assert self.store.stored_bytes() == sum(blobs(*self.here.values()).values())
 
 
-Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+Machine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=20, deadline=None)
 TestStore = Machine.TestCase

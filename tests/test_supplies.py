@@ -204,6 +204,7 @@ def fabric_of(url: str, **systems: str) -> Redfish:
     return Redfish(url=url, systems={node: f"/redfish/v1/Systems/{one}" for node, one in systems.items()})
 
 
+@pytest.mark.standard
 def test_a_redfish_entry_that_is_called_otherwise_keeps_what_it_has_and_its_nodes_until_that_is_given_back() -> None:
     """With a real service: of each system one Provider writes the links."""
 

@@ -45,6 +45,8 @@ from tests.kit.fake_registry import StillClock
 from tests.kit.fake_s3 import FakeS3
 from tests.kit.worlds import T0, device, world
 
+pytestmark = pytest.mark.standard
+
 
 def model(artifact: str, **spec: object) -> Model:
     given = {"engine": "llama.cpp", "artifact": artifact, **spec}

@@ -32,6 +32,7 @@ from autoscaler.taints import Taint
 from autoscaler.waste import BINS, LEVELS
 from autoscaler.world import Copy, DeviceId, History, Load, NodeId, Replica, Slice, SliceId, World
 from autoscaler.yard import Yard
+from tests.kit.budget import examples
 from tests.kit.taught import cluster, exercise_of, lesson
 from tests.kit.worlds import GI, T0, device, gateway, model, replica, use, world
 
@@ -266,7 +267,7 @@ def grades(yard: Yard, expected: Outlook, asked: Sequence[Want], now_s: float) -
     ]
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.integers(0, 1 << 30))
 def test_a_yard_that_is_kept_in_step_packs_as_a_new_one(seed: int) -> None:
     rng, now_s, survey = Random(seed), T0, Survey()
@@ -285,7 +286,7 @@ def test_a_yard_that_is_kept_in_step_packs_as_a_new_one(seed: int) -> None:
         assert pack(asked, yard, copies, Outlook(), now_s) == pack(asked, anew, copies, Outlook(), now_s)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.integers(0, 1 << 30))
 def test_who_planned_before_plans_as_who_did_not(seed: int) -> None:
     rng, now_s, planner = Random(seed), T0, Planner()

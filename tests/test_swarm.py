@@ -29,6 +29,8 @@ from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock, keychain
 from tests.kit.neighbours import TOKEN, Neighbour
 from tests.kit.packed import CONTENT, FILES, NAME
 
+pytestmark = pytest.mark.standard
+
 QUICK = Limits(connect_s=1.0, head_s=1.0, read_s=0.2, whole_s=1.0, pace_s=10.0)
 PATIENT = Limits(connect_s=20.0, head_s=20.0, read_s=20.0, whole_s=20.0, pace_s=20.0)
 

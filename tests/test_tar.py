@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from artifacts import tar
 from artifacts.tar import BadArchiveError, End, Member, Reader
 from tests.kit.archives import END, cut, gather, header, honest, member, padded, pax, read, record
+from tests.kit.budget import examples
 
 FORMS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 FILES = {"a.gguf": b"weights" * 300, "d/empty.json": b"", "d/e/" + "n" * 90 + ".txt": b"x" * 512, "b": b"1"}
@@ -42,6 +43,7 @@ def test_what_python_writes_is_read_as_python_reads_it(form: str, step: int) -> 
     assert {path: held for path, _, kind, held in read(content, step) if kind == "file"} == files
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(
     "words",
     [
@@ -69,7 +71,7 @@ def test_what_tools_write_is_read_as_python_reads_it(words: tuple[str, ...], wha
     assert {held for _, _, kind, held in read(content) if kind == "file"} == set((FILES | long).values())
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(
     st.dictionaries(
         st.text("ab/\u00e9.", min_size=1, max_size=12).filter(lambda name: not name.endswith("/")),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from autoscaler import teams
 from autoscaler.waste import Ints
+from tests.kit.budget import examples
 
 
 def slow(devices: int, fits: list[bool], tiers: Ints, values: Ints, must: Ints) -> list[int] | None:
@@ -21,7 +22,7 @@ def slow(devices: int, fits: list[bool], tiers: Ints, values: Ints, must: Ints) 
     return max(found)[2] if found else None
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.integers(0, 1 << 30), st.integers(2, 4))
 def test_of_required_links_the_best_is_taken_and_none_where_none_has_so_many(seed: int, devices: int) -> None:
     draw = np.random.default_rng(seed)

@@ -176,6 +176,7 @@ def test_point_17_a_certificate_that_is_not_for_stamping_or_of_others_does_not_c
         (OURS.stamp(SIGNATURE) + b"\x05\x00", "not one value"),
         (b"\x30\x80\x00\x00", "a length that is none"),
     ],
+    ids=["status", "content", "type", "signers", "version", "short-time", "month", "cut", "longer", "length"],
 )
 def test_point_17_a_stamp_in_another_form_is_refused_and_not_raised(stamp: bytes, said: str) -> None:
     assert said in why(stamped(stamp))

@@ -26,6 +26,7 @@ from autoscaler.states import ReplicaState as S
 from autoscaler.trust import NOBODY, Company, Domain, Trust, domain_of, strange
 from autoscaler.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 from autoscaler.yard import Yard
+from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, drain, gateway, kinds, level, model, replica, world
 
 ACME, BOLT = TenantName("acme"), TenantName("bolt")
@@ -228,7 +229,7 @@ def packed(wants: list[Want], shelves: list[Shelf]) -> Packing:
     return pack(wants, Yard(shelves), frozenset(), Outlook(), T0)
 
 
-MANY = settings(derandomize=True, deadline=None, max_examples=400)
+MANY = settings(derandomize=True, deadline=None, max_examples=examples(400))
 
 
 @MANY

@@ -28,6 +28,8 @@ from artifacts.trusting import SIGNATURE, SIMPLE
 from tests.kit.fake_registry import FakeRegistry, StillClock, digest_of, index, says
 from tests.kit.signed import OTHER, bundled, cosign, envelope, key, payload, statement
 
+pytestmark = pytest.mark.standard
+
 NAME = "team/model"
 BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).encode()
 OURS, THEIRS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())

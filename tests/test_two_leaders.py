@@ -10,6 +10,7 @@ from autoscaler.actions import AcquireLease, Acted, ReleaseLease
 from autoscaler.leases import LeasesSeen, OffersSeen, ProvidersSeen
 from autoscaler.plan import plan
 from autoscaler.world import World
+from tests.kit.budget import examples
 from tests.kit.fakeprovider import FakeProvider, Fate
 from tests.kit.offered import offer, surge, told
 from tests.kit.worlds import T0
@@ -43,7 +44,7 @@ class Both:
         return of
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(STEPS)
 @example([(0, "look"), (1, "look"), (0, "act"), (1, "act")])
 def test_two_leaders_order_what_is_lacking_once(steps: list[tuple[int, str]]) -> None:

@@ -22,6 +22,8 @@ from artifacts.unsealing import Ends, Put, move
 from tests.kit.certificates import OURS, leaf, write_authority
 from tests.kit.pulled import go, place
 
+pytestmark = pytest.mark.standard
+
 CONTENT = bytes(range(256)) * 4096
 LIMITS = Limits(read_s=0.2, pace_s=0.1)
 

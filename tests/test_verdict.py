@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from loadtest.result import Ending, Result, server_timing
 from loadtest.verdict import judge, spread
+from tests.kit.budget import examples
 
 WHOLE = Result(model="m", status=200, saw_done=True, finish_reason="stop")
 REFUSED = Result(model="m", status=503, errors=1, code="model_starting")
@@ -64,7 +65,7 @@ def test_an_error_status_without_an_error_object_is_told_as_unclear() -> None:
     assert (verdict.holds, verdict.failed, verdict.unclear) == (True, 1, 1)
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=examples(100))
 @given(st.lists(st.sampled_from([WHOLE, REFUSED, TOLD, LEFT, CUT, TWICE, NOTHING]), max_size=30))
 def test_the_outcomes_always_sum_to_what_was_admitted(results: list[Result]) -> None:
     verdict = judge(len(results), results)

@@ -19,6 +19,7 @@ from gateway.walker import (
     ResponseHead,
     parse_head,
 )
+from tests.kit.budget import examples
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n\r\n"
 EVENTS = [b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n' % number for number in range(5)]
@@ -291,7 +292,7 @@ def test_whole_chunks_that_end_with_events_are_found(data: bytes, expected: tupl
     assert whole_chunks(data, len(data)) == expected
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(
     st.lists(st.sampled_from([b"a\n\n", b"bc\n\n", b"d\r\n\r\n", b"x" * 17 + b"\n\n", b"y\n", b"z"]), max_size=30),
     st.integers(0, 400),
@@ -323,7 +324,7 @@ def test_json_that_cannot_be_read_is_no_usage_and_no_error_document(value: bytes
     assert json.loads(told.removeprefix(b"data: "))["error"]["code"] == "upstream_error"
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.lists(st.integers(1, 30), min_size=1, max_size=12))
 def test_however_it_is_cut_the_content_is_the_same(contents: list[bytes], sizes: list[int]) -> None:
     data = b"".join(map(chunk, contents)) + LAST_CHUNK
@@ -335,7 +336,7 @@ def test_however_it_is_cut_the_content_is_the_same(contents: list[bytes], sizes:
     assert (out, walker.ended, walker.excess) == (b"".join(contents), True, False)
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.binary(max_size=200))
 def test_garbage_is_refused_with_the_one_error(data: bytes) -> None:
     try:

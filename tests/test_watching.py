@@ -19,6 +19,7 @@ from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.fold import fold
 from autoscaler.world import Replica, World
 from tests.kit.apiserver import Event, Server
+from tests.kit.budget import examples
 from tests.kit.localrig import launch, replica
 from tests.kit.observed import running
 
@@ -73,7 +74,7 @@ def history(ops: list[tuple[str, bool]]) -> tuple[list[Event], dict[str, Object]
     return events, truth
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(OPS, st.data())
 def test_events_twice_and_in_any_order_make_what_a_fresh_list_makes(ops: list[tuple[str, bool]], data: Any) -> None:
     events, truth = history(ops)
@@ -90,7 +91,7 @@ def test_events_twice_and_in_any_order_make_what_a_fresh_list_makes(ops: list[tu
     asyncio.run(scenario())
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(OPS, st.data())
 def test_what_was_never_told_is_found_once_it_is_suspected(ops: list[tuple[str, bool]], data: Any) -> None:
     events, truth = history(ops)
@@ -152,7 +153,7 @@ def shown(one: Replica) -> tuple[object, ...]:
     return one.state, one.model, one.slices, one.waits, one.failure
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(st.lists(st.integers(0, len(LIFE)), min_size=1, max_size=3), st.data())
 def test_the_world_is_that_of_a_fresh_list_whatever_the_watch_did(ends: list[int], data: Any) -> None:
     """Case 28: events twice and in any order; the end of each pod's life is among them."""

@@ -23,6 +23,7 @@ from autoscaler.settings import Price, Settings
 from autoscaler.states import ReplicaState as S
 from autoscaler.whatif import Answer, Asked, ahead, what_if
 from pilotlight.cli import cli
+from tests.kit.budget import examples
 from tests.kit.offered import acted, offer, surge, told
 from tests.kit.recut import town
 from tests.kit.worlds import GI, T0, device, drain, gateway, level, model, replica, use, world
@@ -82,7 +83,7 @@ def test_prices_count() -> None:
     assert starts(what_if(documents, there, asked(a=1))) == [("a", "g1")]
 
 
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, deadline=None, max_examples=examples(30))
 @given(st.lists(st.tuples(st.sampled_from([1, 4, 9, 30]), st.integers(0, 20)), min_size=1, max_size=5))
 def test_nothing_is_given_out_twice_and_what_is_asked_is_started_or_unmet(rows: list[tuple[int, int]]) -> None:
     models = [model(f"m{number}", size, high=4) for number, (size, _) in enumerate(rows)]
@@ -313,6 +314,7 @@ def test_of_what_runs_the_port_is_asked_and_its_answer_told(tmp_path: Path, monk
     assert json.loads(CliRunner().invoke(cli, [*words, "--output", "json"]).stdout)["stops"][0]["replica"] == "r1"
 
 
+@pytest.mark.standard
 def test_what_is_wrong_with_a_question_of_what_runs_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

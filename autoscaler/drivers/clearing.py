@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from functools import partial
+from math import inf
 
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.nvml import NvmlError
@@ -21,6 +22,9 @@ from autoscaler.drivers.shortage import patiently
 from autoscaler.world import SliceId
 
 FIRST_PAUSE_S, PAUSE_S_MAX = 0.002, 1.0
+PAUSE_SHARE = 0.1
+"""A look at the memory of a device waits at most for this part of the time that it has already taken: the device is
+idle meanwhile, and its memory is free within tenths of a second of the end of a process, as a rule."""
 ALARM_S = 60.0
 LOOKS_MAX = 3
 """So many looks in a row without a find count as a complete one: elsewhere processes come and go all the time."""
@@ -32,10 +36,13 @@ Alarm = Callable[[str], None]
 
 
 class _Patience:
-    """Ever longer pauses between looks, and an alarm at every full minute."""
+    """Ever longer pauses between looks, and an alarm at every full minute. `share`: a pause is at most so much of the
+    time since the first look.
+    """
 
-    def __init__(self, clock: Callable[[], float], alarm: Alarm) -> None:
+    def __init__(self, clock: Callable[[], float], alarm: Alarm, share: float = inf) -> None:
         self._clock, self._alarm = clock, alarm
+        self._share, self._began_s = share, clock()
         self._pause_s = FIRST_PAUSE_S
         self._alarm_s = clock() + ALARM_S
 
@@ -44,7 +51,8 @@ class _Patience:
             self._alarm_s += ALARM_S
             self._alarm(what)
         await asyncio.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+        within_s = max(FIRST_PAUSE_S, self._share * (self._clock() - self._began_s))
+        self._pause_s = min(2 * self._pause_s, within_s, PAUSE_S_MAX)
 
 
 async def kill_all(claim: Claim, reaper: Reaper, clock: Callable[[], float], alarm: Alarm) -> None:
@@ -73,7 +81,7 @@ async def prove(
     slices, pids = tuple(slices), [pid for pid in gpu_pids if await patiently(partial(_ended, pid))]
     if not pids or not devices.measured:
         return EXITED
-    patience = _Patience(clock, alarm)
+    patience = _Patience(clock, alarm, PAUSE_SHARE)
     while True:
         try:
             left = await devices.holding(slices, pids)

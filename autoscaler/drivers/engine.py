@@ -42,6 +42,8 @@ class Engine:
     """At the last look, of the host and of its devices."""
     used_bytes: int = 0
     """At the last look, of each Device that it is on; 0: that cannot be told."""
+    reported_bytes: int = 0
+    """`used_bytes` when it was last reported to exceed the claim; 0: never."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """It has ended or is to be stopped."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)

@@ -55,12 +55,12 @@ class PyNvml:
         for index in range(count):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                total_bytes, used_bytes = _memory(handle)
                 self._seen[index] = Gpu(
                     uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
                     product=_text(pynvml.nvmlDeviceGetName(handle)),
-                    memory_bytes=int(memory.total),
-                    used_bytes=int(memory.used),
+                    memory_bytes=total_bytes,
+                    used_bytes=used_bytes,
                 )
             except pynvml.NVMLError as error:
                 if index not in self._seen:
@@ -88,6 +88,16 @@ def open_nvml() -> Nvml | None:
         return nvml if nvml.gpus() else None
     except NvmlError:
         return None
+
+
+def _memory(handle: object) -> tuple[int, int]:
+    """(bytes that processes can use, bytes in use), both without what the driver reserves, where it reports that."""
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        return int(memory.total) - int(memory.reserved), int(memory.used)
+    except pynvml.NVMLError_FunctionNotFound:  # drivers before 510
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        return int(memory.total), int(memory.used)
 
 
 def _text(value: str | bytes) -> str:

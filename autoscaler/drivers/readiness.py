@@ -24,11 +24,14 @@ from autoscaler.drivers.processes import Reaper, find
 from autoscaler.drivers.records import Record
 from autoscaler.drivers.shortage import patiently
 from autoscaler.observations import Seen
+from autoscaler.words import size
 
 WEIGH_EVERY_S = 1.0
 """How often the memory of an engine that starts is looked at."""
-WEIGH_READY_S = 60.0
+WEIGH_READY_S = 10.0
 """And of one that is ready."""
+EXCESS = 1.03
+"""A Replica that uses more than its claim by this factor is reported, and again each time it has grown by as much."""
 GREW_BYTES = 1 << 20
 FIRST_CALLS_S = 0.05
 """An engine that just got ready is about to get its first Calls: looking at its processes waits until they are out."""
@@ -152,6 +155,19 @@ class Readiness:
             engine.record = msgspec.structs.replace(engine.record, gpu_pids=pids)
         on_device = memory_bytes if self._devices.host else sum(held.values())
         engine.used_bytes = on_device // max(1, len(engine.record.slices))
+        self._report_excess(engine)
         memory_bytes += sum(held.values())
         grew, engine.memory_bytes = memory_bytes - engine.memory_bytes >= GREW_BYTES, memory_bytes
         return grew
+
+    def _report_excess(self, engine: Engine) -> None:
+        """Logs a Replica that uses more memory of a GPU than it was placed with: its neighbours may run out of it."""
+        claimed_bytes = engine.record.memory_bytes
+        bound_bytes = max(claimed_bytes, engine.reported_bytes) * EXCESS
+        if not self._devices.measured or not claimed_bytes or engine.used_bytes <= bound_bytes:
+            return
+        engine.reported_bytes = engine.used_bytes
+        _log.warning(
+            "replica uses more device memory than its claim replica=%s used=%s claimed=%s; raise spec.gpu.memory",
+            engine.record.id, size(engine.used_bytes), size(claimed_bytes),
+        )  # fmt: skip

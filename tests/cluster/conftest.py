@@ -43,7 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if GIVEN and "node" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.skip(reason="its pods must be local processes; the cluster was given"))
         elif not GIVEN and not alone:
-            item.add_marker(pytest.mark.skip(reason="needs a network of its own: make test-cluster"))
+            item.add_marker(
+                pytest.mark.skip(reason="needs a network of its own: run it by `python -m tests.cluster.network`")
+            )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

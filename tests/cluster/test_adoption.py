@@ -41,6 +41,7 @@ def writes_of_status(found: Object) -> list[str]:
     ]
 
 
+@pytest.mark.standard
 async def test_the_lingo_walk_through(adopting: Adopting) -> None:
     """A Deployment at zero with Lingo's annotation; a Call makes a pod and is answered; then zero again."""
     name = "text-embedding-ada-002"
@@ -123,6 +124,7 @@ async def test_pods_outlive_their_autoscaler_and_keep_their_replica(adopting: Ad
         assert replica in await adopting.said("explain/model/ada")
 
 
+@pytest.mark.standard
 async def test_a_statefulset_goes_from_its_highest_ordinal(adopting: Adopting) -> None:
     notes = {OURS + "models": "ada", OURS + "replicas-max": "2", OURS + "slots": "1", OURS + "idle-seconds": "600"}
     body = workload("ada", 0, notes, "StatefulSet", "--tokens-per-s", "20", "--tokens", "30")
@@ -332,6 +334,7 @@ class AdoptedRig(ClusterRig):
         ), model  # fmt: skip
 
 
+@pytest.mark.standard
 class TestAdoptedDriver(DriverContract):
     """What differs: it has no inventory, and a kubelet starts again what ended."""
 

@@ -17,6 +17,8 @@ from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object, Unre
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from tests.cluster.plane import Plane
 
+pytestmark = pytest.mark.standard
+
 WAIT_S_MAX = 90.0
 
 

@@ -155,6 +155,7 @@ async def nothing_of(rack: Rack) -> bool:
     return not await rack.requests() and not any(one["spec"]["model"] == rack.model for one in left)
 
 
+@pytest.mark.standard
 async def test_case_31_where_nobody_delivers_calls_are_told_that_there_is_no_capacity(
     racks: tuple[Rack, Rack],
 ) -> None:
@@ -252,6 +253,7 @@ async def begun(pair: Pair) -> bool:
     return bool(pair.starts)
 
 
+@pytest.mark.standard
 async def test_case_32_a_spot_node_that_is_taken_during_an_answer_drains_within_two_seconds(
     pair: Pair, namespace: str
 ) -> None:
@@ -283,6 +285,7 @@ async def has(house: House, state: str) -> bool:
 # --- case 33 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.standard
 async def test_case_33_nothing_is_detached_before_its_engine_has_ended(racks: tuple[Rack, Rack]) -> None:
     """An engine that ignores its signal holds its memory until it is killed; meanwhile it is nobody's to detach."""
     rack, _ = racks

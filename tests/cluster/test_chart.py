@@ -213,6 +213,7 @@ def nothing_was_forbidden(release: Release) -> None:
     assert not [line for log in logs for line in log.splitlines() if "orbidden" in line]
 
 
+@pytest.mark.standard
 async def test_a_model_wakes_answers_and_sleeps_with_the_rights_of_the_chart(release: Release) -> None:
     await release.install(settings={}, autoscaler={"extraArgs": ["--ops=127.0.0.1:0"]})  # keys, as is the default
     async with asyncio.timeout(WAIT_S_MAX), tenant_key(release) as key:
@@ -369,6 +370,7 @@ async def definitions_can_be_changed(release: Release) -> None:
         assert changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] == told
 
 
+@pytest.mark.standard
 async def test_install_upgrade_rollback_uninstall(release: Release) -> None:
     await release.install()
     await definitions_can_be_changed(release)

@@ -108,6 +108,7 @@ async def test_two_orders_at_once_are_both_kept_and_garbage_is_no_order(api: Api
 
 
 @pytest.mark.parametrize("moment", Moment)
+@pytest.mark.standard
 async def test_case_26_another_leads_when_an_order_is_to_be_kept(
     api: Api, name: str, kubeconfig: Path, moment: Moment
 ) -> None:

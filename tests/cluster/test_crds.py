@@ -20,6 +20,8 @@ from autoscaler.not_yet import KEYS, MESSAGE
 from tests.cluster.definitions import API_VERSION, SERVED_S_MAX, TENANTS, document, model, models, tenant
 from tests.cluster.plane import Plane
 
+pytestmark = pytest.mark.standard
+
 HASH = "ab" * 32
 
 

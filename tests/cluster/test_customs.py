@@ -89,6 +89,7 @@ async def served(api: Api) -> Api:
     return api
 
 
+@pytest.mark.standard
 async def test_models_come_change_and_go(served: Api, namespace: str) -> None:
     path = models(namespace)
     made = await served.create(path, model("first", aliases=["one"]))

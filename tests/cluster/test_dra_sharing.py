@@ -19,6 +19,8 @@ from tests.cluster.test_dra import RESOURCE
 from tests.cluster.test_slicing import SLICES, WAIT_S_MAX, explained, kept, noded, ours
 from tests.kit.pools import DRIVER, classes, gpu, resource_slice
 
+pytestmark = pytest.mark.standard
+
 SHARED = {
     "selector": {}, "device": {"model": "H100", "memory": "80Gi"}, "slicing": {"kind": "dra", "sharing": "mps"},
 }  # fmt: skip

@@ -16,6 +16,8 @@ from tests.contracts.driver import DriverContract, Manner
 from tests.kit.fake_process import command
 from tests.kit.localrig import KNOBS, launch, replica
 
+pytestmark = pytest.mark.standard
+
 
 class OwnRig(ClusterRig):
     """Replicas are pods of ours."""

@@ -35,6 +35,7 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
 # --- waiting is not failing -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.standard
 async def test_pods_pass_the_strictest_pod_security(scene: Scene) -> None:
     enforce = {"pod-security.kubernetes.io/enforce": "restricted"}
     await scene.api.patch(f"/api/v1/namespaces/{scene.namespace}", {"metadata": {"labels": enforce}})
@@ -50,6 +51,7 @@ async def test_pods_pass_the_strictest_pod_security(scene: Scene) -> None:
         assert 'violates PodSecurity "restricted' in refused.reason
 
 
+@pytest.mark.standard
 async def test_no_room_is_waited_for_and_told(scene: Scene) -> None:
     driver = scene.driver()
     async with running(driver) as observed:
@@ -151,6 +153,7 @@ async def test_a_name_that_is_no_image_fails_at_once(scene: Scene) -> None:
 POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
 
 
+@pytest.mark.standard
 async def test_a_policy_that_refuses_is_told_in_its_own_words_and_not_asked_again(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

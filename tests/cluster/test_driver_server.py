@@ -195,6 +195,7 @@ class Deaf(Api):
                 self.unheard.append(event[0])
 
 
+@pytest.mark.standard
 async def test_case_28_a_watch_that_is_open_and_silent_is_found_out(
     scene: Scene, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +219,7 @@ async def test_case_28_a_watch_that_is_open_and_silent_is_found_out(
             await observed.until(one.id, Seen.CLEAN)
 
 
+@pytest.mark.standard
 async def test_case_27_an_api_server_that_is_started_again_or_hangs_costs_no_start(scene: Scene, plane: Plane) -> None:
     driver = scene.driver()
     async with running(driver) as observed:
@@ -382,6 +384,7 @@ async def test_case_19_an_address_that_was_given_to_another_pod_is_not_the_first
             assert observed.words(second.id) == ["starting", "ready"]
 
 
+@pytest.mark.standard
 async def test_case_18_an_evicted_pod_whose_address_is_cleared_has_ended(api: Api, namespace: str) -> None:
     path, ip = f"/api/v1/namespaces/{namespace}/pods", f"10.244.{next_number()}.9"
     driver = KubernetesDriver(api, namespace, launch, lambda _: "engine", assume_after_s=0.05, inventory=False)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from math import inf
 
+import pytest
+
 from autoscaler.drivers.kubernetes.api import Api
 from tests.cluster.fabric import Stream, ada, in_order, settings, slow
 from tests.cluster.group import Group
@@ -21,6 +23,7 @@ __all__ = ["rack"]
 """A fixture, which pytest looks for here."""
 
 
+@pytest.mark.standard
 async def test_case_1_a_gpu_is_attached_where_a_node_would_be_added_and_no_pod_ever_waits(
     rack: Rack, api: Api, namespace: str
 ) -> None:
@@ -49,6 +52,7 @@ async def test_case_1_a_gpu_is_attached_where_a_node_would_be_added_and_no_pod_e
         assert group.brought == {"stranger": f"{namespace}-g0"}, "it was awake all the while"
 
 
+@pytest.mark.standard
 async def test_case_2_a_gpu_is_attached_where_a_node_is_wanted_and_the_group_is_at_its_maximum(
     rack: Rack, api: Api, namespace: str
 ) -> None:
@@ -69,6 +73,7 @@ async def test_case_2_a_gpu_is_attached_where_a_node_is_wanted_and_the_group_is_
         assert rack.diary.index(told) < rack.diary.index(came)
 
 
+@pytest.mark.standard
 async def test_case_3_of_a_node_that_nobody_needs_the_gpus_go_first_and_then_the_node(
     rack: Rack, api: Api, namespace: str
 ) -> None:
@@ -96,6 +101,7 @@ async def test_case_3_of_a_node_that_nobody_needs_the_gpus_go_first_and_then_the
         await rack.answered("ada")
 
 
+@pytest.mark.standard
 async def test_case_4_of_a_node_that_cannot_be_removed_only_the_idle_gpu_goes(
     rack: Rack, api: Api, namespace: str
 ) -> None:

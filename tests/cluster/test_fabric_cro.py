@@ -25,6 +25,8 @@ from tests.contracts.provider import ProviderContract, order, release
 from tests.kit.fake_cro import NONE_FREE, FakeCro
 from tests.kit.observed import WAIT_S_MAX
 
+pytestmark = pytest.mark.standard
+
 GPU = "nvidia.com/gpu"
 
 

@@ -146,6 +146,7 @@ async def yard(api: Api, house: House, namespace: str, tmp_path: Path) -> AsyncI
             await api.delete(f"{SLICES}/{one.node.name}-gpus")
 
 
+@pytest.mark.standard
 async def test_a_claim_of_anybody_has_a_gpu_attached_that_the_scheduler_then_gives_it_and_that_goes_again(
     yard: Yard,
 ) -> None:

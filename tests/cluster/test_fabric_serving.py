@@ -18,6 +18,7 @@ __all__ = ["rack"]
 """A fixture, which pytest looks for here."""
 
 
+@pytest.mark.standard
 async def test_calls_that_no_gpu_is_left_for_are_answered_from_one_that_is_attached_and_goes_again(
     rack: Rack, namespace: str
 ) -> None:

@@ -38,6 +38,7 @@ async def stage(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Stage
         yield one
 
 
+@pytest.mark.standard
 async def test_case_10_from_four_to_one_with_twenty_streams_on_each(stage: Stage, estate: Estate) -> None:
     """Three gateways, and one of them hears nothing while the three Replicas drain: until it has acknowledged, none of
     them is stopped. Calls go on all the time, and none that comes after the acknowledgement of its gateway is sent to a

@@ -135,6 +135,7 @@ class KarpenterRig:
         self._lost.away = True
 
 
+@pytest.mark.standard
 class TestKarpenterNodesOnServer(ProviderContract):
     """The contract."""
 
@@ -172,6 +173,7 @@ async def ready(house: House) -> int:
         return int((await answer.json())["replicas"].get("ready", 0))
 
 
+@pytest.mark.standard
 async def test_a_fourth_replica_on_a_time_slicing_node_yields_exactly_one_node_claim(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:

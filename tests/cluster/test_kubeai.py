@@ -18,6 +18,8 @@ from autoscaler.installation import Installation, Status
 from autoscaler.model import Model
 from autoscaler.observations import DocumentsSeen
 
+pytestmark = pytest.mark.standard
+
 WAIT_S_MAX = 90.0
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

@@ -166,6 +166,7 @@ def pod_of(name: ModelName) -> Object | None:
     return template(made, Settings()) if name == OWNER else None
 
 
+@pytest.mark.standard
 class TestKueuePlacesOnServer(ProviderContract):
     """The contract."""
 

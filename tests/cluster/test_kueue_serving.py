@@ -29,6 +29,8 @@ from tests.kit.fake_process import command
 from tests.kit.fakekueue import KIND, NEWEST, PREEMPTED, FakeKueue
 from tests.kit.observed import WAIT_S_MAX
 
+pytestmark = pytest.mark.standard
+
 TOKENS = 100
 RIVAL = "rival"
 

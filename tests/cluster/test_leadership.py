@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 
+import pytest
+
 from tests.cluster.calls import Answered, good
 from tests.cluster.kubelet.node import Node
 from tests.cluster.many import LEASE_S, Estate, model
@@ -16,6 +18,7 @@ USUAL_S = 15.0
 LONG_S = 60
 
 
+@pytest.mark.standard
 async def test_the_next_leads_when_one_was_killed_and_when_one_stops(estate: Estate, node: Node) -> None:
     """A Call at zero waits for the next leader; a stopped one hands over without its Lease running out."""
     loop = asyncio.get_running_loop()

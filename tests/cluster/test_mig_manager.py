@@ -136,6 +136,7 @@ async def test_an_order_is_told_to_mig_manager_and_read_by_whoever_leads_next(pl
         assert other.refused == []
 
 
+@pytest.mark.standard
 async def test_case_24_a_node_on_which_a_pod_has_a_device_is_never_told(place: Scene) -> None:
     pods = f"/api/v1/namespaces/{place.namespace}/pods"
     async with place.cutter() as (one, seen):

@@ -59,6 +59,7 @@ def declared(node: Node, **device: Any) -> Object:
     return {"selector": {"test": node.name}, "device": {"model": "T4", "memory": "16Gi", **device}}
 
 
+@pytest.mark.standard
 async def test_the_scheduler_places_what_is_declared_and_what_is_off_is_listed(alone: Alone, node: Node) -> None:
     two: Object = {"gpu": {"count": 2, "models": ["t4"]}, "residencySeconds": 0}
     nodes = [declared(node, count=2)]

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from autoscaler.capacity.placeholders import KEEPS
 from autoscaler.drivers.kubernetes.api import Api, Object
 from autoscaler.podspec import PLACE
@@ -78,6 +80,7 @@ def settings(namespace: str, **fields: object) -> dict[str, object]:
     return {"nodes": [kind], "capacity": [{"name": "t4", "clusterAutoscaler": group, "expectedSeconds": 5, **fields}]}
 
 
+@pytest.mark.standard
 async def test_a_call_that_waits_brings_a_node_by_a_placeholder_whose_room_its_replica_takes(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def scene(namespace: str, **fields: Any) -> Scene:
 
 
 @pytest.mark.usefixtures("served")
+@pytest.mark.standard
 async def test_an_admin_finds_everything_there(api: Api, namespace: str, node: Node) -> None:
     findings = await cluster(api, scene(namespace))
     found = by_check(findings)
@@ -107,6 +108,7 @@ async def test_a_namespace_that_admits_no_engine_is_a_blocker(api: Api, namespac
     assert (absent.grade, absent.fix) == ("blocker", "kubectl create namespace not-there")
 
 
+@pytest.mark.standard
 async def test_the_command_says_it_line_by_line(kubeconfig: Path, namespace: str) -> None:
     words = ["doctor", "--driver", "kubernetes", "--kubeconfig", str(kubeconfig), "--namespace", namespace]
     done = await asyncio.to_thread(CliRunner().invoke, cli, words, prog_name="pilotlight")

@@ -176,6 +176,7 @@ def pod_of(name: ModelName) -> Object | None:
     return template(model("llama-8b", 16), SETTINGS) if name == OWNER else None
 
 
+@pytest.mark.standard
 class TestAtomicScaleUpOnServer(ProviderContract):
     """Cluster Autoscaler adds a node."""
 
@@ -185,6 +186,7 @@ class TestAtomicScaleUpOnServer(ProviderContract):
         return ProvisioningRig(kubeconfig, ATOMIC)
 
 
+@pytest.mark.standard
 class TestQueuedProvisioningOnServer(ProviderContract):
     """A cloud's queue gives one."""
 
@@ -194,6 +196,7 @@ class TestQueuedProvisioningOnServer(ProviderContract):
         return ProvisioningRig(kubeconfig, GKE)
 
 
+@pytest.mark.standard
 class TestCheckCapacityOnServer(ProviderContract):
     """Room on a node that is there is booked."""
 

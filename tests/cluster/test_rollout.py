@@ -55,6 +55,7 @@ async def pods(api: Api, namespace: str) -> AsyncIterator[Pods]:
     await asyncio.gather(watching, return_exceptions=True)
 
 
+@pytest.mark.standard
 async def test_a_changed_spec_replaces_the_old_one_without_a_call_lost(house: House, pods: Pods, node: Node) -> None:
     """Calls go on all the time; the new one starts on the free GPU first."""
     house.write(model("ada", idleSeconds=600, image="one"))

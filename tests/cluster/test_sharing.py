@@ -81,6 +81,7 @@ async def reasons(house: House) -> str:
 
 
 @pytest.mark.parametrize("teller", ["settings", "config map"])
+@pytest.mark.standard
 async def test_a_gpu_that_is_offered_three_times_is_for_three_replicas_and_the_next_waits_for_one_to_go(
     house: House, api: Api, namespace: str, tmp_path: Path, teller: str
 ) -> None:

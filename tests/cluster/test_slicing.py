@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from autoscaler.drivers.kubernetes.api import Api, ApiError
 from autoscaler.slicing.dra import decode
 from autoscaler.slicing.hami import SCHEDULER
@@ -76,6 +78,7 @@ def kept(name: str, node: Node, memory: str, **spec: object) -> dict[str, object
     return model(name, **{**there, **spec})
 
 
+@pytest.mark.standard
 async def test_a_model_gets_a_mig_cut_that_holds_it_and_none_that_a_pod_of_others_has(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
@@ -97,6 +100,7 @@ async def test_a_model_gets_a_mig_cut_that_holds_it_and_none_that_a_pod_of_other
             assert (await house.call(left))[0] == 200
 
 
+@pytest.mark.standard
 async def test_a_model_gets_the_device_that_the_plan_chose_by_a_claim_that_goes_with_its_pod(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
@@ -156,6 +160,7 @@ async def test_a_model_gets_the_device_that_the_plan_chose_by_a_claim_that_goes_
             await api.delete(f"{RESOURCE}/resourceslices/{published['metadata']['name']}")
 
 
+@pytest.mark.standard
 async def test_a_model_gets_the_card_of_hami_on_which_others_leave_enough(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
@@ -237,6 +242,7 @@ async def waiting(api: Api, pods: str, known: set[str]) -> dict[str, Any]:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.standard
 async def test_case_23_who_got_another_card_than_was_chosen_leaves_it_to_the_older_and_starts_elsewhere(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ async def models(api: Api, namespace: str) -> str:
 # --- status -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.standard
 async def test_a_model_shows_how_it_is_from_zero_and_back(api: Api, counted: Api, namespace: str, models: str) -> None:
     await api.create(models, model("ada", idleSeconds=5, residencySeconds=0))
     async with House(counted, namespace).running() as house:

@@ -173,6 +173,7 @@ async def test_without_a_right_to_volumes_that_is_known_before_any_start(api: Ap
     assert (found.volumes, found.server) == (False, (1, 36))
 
 
+@pytest.mark.standard
 async def test_a_model_in_a_claim_is_served_from_zero(
     api: Api, node: Node, disk: Path, namespace: str, house: House
 ) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from autoscaler.drivers.kubernetes.api import Api
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 
 
+@pytest.mark.standard
 async def test_a_call_at_zero_makes_a_pod_and_zero_comes_back(
     house: House, api: Api, namespace: str, node: Node
 ) -> None:

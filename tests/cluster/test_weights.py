@@ -106,6 +106,7 @@ def layout(folder: Path) -> Path:
     return folder / "layout"
 
 
+@pytest.mark.standard
 async def test_weights_are_brought_by_the_agent_of_the_node_and_stay_for_the_next_start(
     house: House, served: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from tests.fuzz.__main__ import GUIDED, NAMES
 from tests.fuzz.near import inputs
 from tests.fuzz.targets import FOUND, TARGETS, found
+from tests.kit.budget import examples
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = 600
@@ -31,7 +32,7 @@ def test_seeds_and_what_was_found_before(name: str) -> None:
 def test_inputs_near_the_seeds(name: str) -> None:
     target = TARGETS[name]
 
-    @settings(derandomize=True, deadline=None, max_examples=EXAMPLES, database=None)
+    @settings(derandomize=True, deadline=None, max_examples=examples(EXAMPLES), database=None)
     @given(inputs(target))
     def one(data: bytes) -> None:
         target.one_input(data)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import psutil
+import pytest
 
 from gateway.elsewhere import PLACES
 from tests.kit import parrot
@@ -158,6 +159,7 @@ def form(*parts: tuple[str, str]) -> bytes:
     return f"{''.join(lines)}--{BOUNDARY}--\r\n".encode()
 
 
+@pytest.mark.standard
 async def test_case_43_what_a_body_points_to_is_text(tmp_path: Path) -> None:
     """OpenAI's chat, completions, embeddings and responses, and Anthropic's messages."""
     async with cage(tmp_path) as one:

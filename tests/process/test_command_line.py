@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from loadtest.result import Ending
 from tests.kit import shapes
 from tests.kit.serving import API, Serving, fake, model, serving
@@ -20,6 +22,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.standard
 async def test_an_alias_is_as_good_as_the_name(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", aliases=["al-ada"], idleSeconds=0.1)
     async with serving(tmp_path, ada) as one:
@@ -78,6 +81,7 @@ async def test_a_watch_into_a_file_tells_each_change(tmp_path: Path) -> None:
     assert (states[0], states[-1]) == ("zero", "ready")
 
 
+@pytest.mark.standard
 async def test_how_much_memory_a_model_needs_is_explained_before_it_ever_ran_and_measured_after(tmp_path: Path) -> None:
     """The host's memory is the Device here: Settings that declare none."""
     shapes.attending(tmp_path / "ada.gguf", layers=6, window=256)

@@ -74,6 +74,7 @@ def documents(folder: Path) -> tuple[Document, Document]:
     return ada, {**settings(), "devices": []}
 
 
+@pytest.mark.standard
 async def test_a_model_that_holds_a_gpu_for_nothing_is_told_and_served(folder: Path) -> None:
     async with serving(folder, *documents(folder)) as one:
         line = f"Model ada holds a GPU and computes on the CPU: {NO_GPU}; {LLAMA_CPP.programs[0].for_gpus}"

@@ -17,7 +17,7 @@ import pytest
 
 from tests.kit.serving import describe, running
 
-pytestmark = pytest.mark.xdist_group("demo")  # all tests look at one run
+pytestmark = [pytest.mark.xdist_group("demo"), pytest.mark.standard]  # all tests look at one run
 ROOT = Path(__file__).resolve().parents[2]
 S_MAX = 180.0
 OURS = "WHOSE_DEMO"

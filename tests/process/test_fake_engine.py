@@ -87,6 +87,7 @@ def chat_bytes(**members: object) -> bytes:
     return b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
+@pytest.mark.standard
 def test_it_says_its_sentence_and_no_more_than_max_tokens(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "0") as engine:
         choice = json.loads(post(engine)[1])["choices"][0]
@@ -184,6 +185,7 @@ def test_embeddings_have_one_vector_per_input(tmp_path: Path) -> None:
         assert [len(item["embedding"]) for item in body["data"]] == [4, 4]
 
 
+@pytest.mark.standard
 def test_nothing_listens_until_it_is_ready(tmp_path: Path) -> None:
     began_s = time.monotonic()
     with fake_engine(tmp_path, "--start-delay", "0.2") as engine:
@@ -202,6 +204,7 @@ def test_with_loading_503_it_listens_at_once_and_says_that_it_loads(tmp_path: Pa
         assert post(engine)[0] == 200
 
 
+@pytest.mark.standard
 def test_sigterm_ends_it_at_once_finishing_nothing(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0.1") as engine, closing(begin(engine, stream=True)):
         get(engine, "/health")

@@ -73,6 +73,7 @@ def shows(one: Serving, name: str, **numbers: int) -> bool:
 
 
 @pytest.mark.parametrize("how", ["close", "half-close", "reset"])
+@pytest.mark.standard
 async def test_case_34_client_leaves(tmp_path: Path, how: str) -> None:
     """In prefill (not streaming), mid-stream, parked: the engine's connection ends, the Slot is free, all abandoned."""
     ada = fake(tmp_path, "ada", "--fail", "hangs-before-first-byte", slots=1)
@@ -122,6 +123,7 @@ async def drink(stream: Stream) -> int:
 
 
 @pytest.mark.usefixtures("many_files")
+@pytest.mark.standard
 async def test_case_35_clients_that_do_not_read(tmp_path: Path) -> None:
     """100 for the row's 600, with a stall clock of 8 s for 60, on endless answers.
 
@@ -186,6 +188,7 @@ SURPLUS = 20
 
 
 @pytest.mark.usefixtures("many_files")
+@pytest.mark.standard
 async def test_case_36_slow_heads_slow_bodies_and_idle_connections(tmp_path: Path) -> None:
     """150 slow heads, 150 slow bodies and 300 idle ones for the row's 2,000, 2,000 and 20,000; clocks of 3, 4 and 9 s.
 
@@ -255,6 +258,7 @@ def established(sock: socket.socket) -> bool:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x01"
 
 
+@pytest.mark.standard
 async def test_case_37_no_descriptors_are_left(tmp_path: Path) -> None:
     """At the limit new connections are closed unanswered, kept ones are served, streams run on; then all is as before.
 

@@ -86,6 +86,7 @@ def _took(death: Death, ended_s: float, hurt: Result) -> bool:
     return its and hurt.at_s + hurt.lateness_s <= death.dead_s and ended_s >= death.killed_s
 
 
+@pytest.mark.standard
 async def test_case_07_gateway_with_running_calls_is_killed(tmp_path: Path) -> None:
     slots = 16
     ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "60", slots=slots)
@@ -198,6 +199,7 @@ def keeps_ready(one: Serving, gateway: str) -> bool:
     return b'"ready"' in kept(one, gateway)
 
 
+@pytest.mark.standard
 async def test_case_29_the_autoscaler_is_killed_twice_under_warm_traffic(tmp_path: Path) -> None:
     slots = 6
     ada = fake(tmp_path, "ada", "--tokens-per-s", "100", slots=slots, idleSeconds=6)
@@ -241,6 +243,7 @@ async def test_the_autoscaler_is_killed_while_an_engine_starts(tmp_path: Path) -
         assert (one.engines(), one.starts("ada")) == (before, 1)
 
 
+@pytest.mark.standard
 async def test_case_25_the_autoscaler_is_paused_while_warm_traffic_runs(tmp_path: Path) -> None:
     """Static stability, through the silent-leader rule after 5 s; cold Calls are answered at their deadline."""
     slots, seconds = 4, 20
@@ -278,6 +281,7 @@ async def test_case_25_the_autoscaler_is_paused_while_warm_traffic_runs(tmp_path
     assert most_at_once(transcript(tmp_path, "ada")) <= bound
 
 
+@pytest.mark.standard
 async def test_case_30_serve_is_upgraded_and_rolled_back_and_keeps_its_engine(tmp_path: Path) -> None:
     """Whichever version stops, the other one takes over engine, Models and what was learnt from the state directory."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")

@@ -43,6 +43,7 @@ def tells(file: Path, word: bytes) -> bool:
 
 
 @pytest.mark.parametrize("name", FIXES)
+@pytest.mark.standard
 async def test_a_broken_small_file_is_refused_in_one_line_and_engines_are_left_alone(tmp_path: Path, name: str) -> None:
     """Guessed at, engines that run would no longer be known as ours, or gateways would ignore the leader."""
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:

@@ -18,6 +18,7 @@ from tests.kit.waiting import until
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.standard
 async def test_sigterm_drains(tmp_path: Path, number: signal.Signals) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "1", slots=4)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from loadtest.result import Ending
 from loadtest.verdict import judge
 from tests.kit.serving import Document, fake, serving, settings
@@ -21,6 +23,7 @@ def models(folder: Path) -> list[Document]:
     return [fake(folder, name, "--tokens-per-s", "0", *knobs, gpu=small) for name, knobs in FAULTS.items()]
 
 
+@pytest.mark.standard
 async def test_case_41_each_bad_answer_is_one_clear_error_or_the_engines_own(tmp_path: Path) -> None:
     documents = [*models(tmp_path), fake(tmp_path, "good", "--tokens-per-s", "0", gpu={"memory": "10Mi"}), settings()]
     async with serving(tmp_path, *documents, options=("--gateways", "2")) as one:

@@ -8,6 +8,7 @@ import secrets
 import signal
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.kit.canary import told
@@ -25,6 +26,7 @@ def tenant(*keys: str) -> Document:
     return {"apiVersion": API, "kind": "Tenant", "metadata": {"name": "acme"}, "spec": {"keys": entries}}
 
 
+@pytest.mark.standard
 async def test_case_46_a_revoked_key_is_refused_by_every_gateway_and_told_nowhere(tmp_path: Path) -> None:
     """Within 10 s of the SIGHUP; another key of the same Tenant goes on; so does a stream that the key began.
 

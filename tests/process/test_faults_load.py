@@ -68,6 +68,7 @@ async def nothing_moves(one: Serving, *, warm: bool) -> AsyncIterator[None]:
 
 @BURST
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.standard
 async def test_case_03_queue_full(tmp_path: Path, warm: bool) -> None:
     """The capacity is the queue: the Model starts, or its one Slot is busy.
 
@@ -130,6 +131,7 @@ def attempts(one: Serving, name: str) -> int:
 
 
 @BURST
+@pytest.mark.standard
 async def test_case_42_half_of_the_answers_are_503_at_ten_times_the_load(tmp_path: Path) -> None:
     """400 official clients with their two retries come at once to 4 Slots and a queue of 36; every second answer of
     the engine is `busy`.

@@ -27,6 +27,7 @@ TOLD_S = 20.0
 # --- B: stopping and moving -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.standard
 async def test_case_10_scale_down_cuts_no_stream(tmp_path: Path) -> None:
     knobs = ("--tokens-per-s", "5", "--tokens", "80")
     ada = fake(tmp_path, "ada", *knobs, slots=2, idleSeconds=0.15, replicas={"max": 2}, residencySeconds=0)
@@ -60,6 +61,7 @@ async def test_case_10_a_victim_ends_its_streams_before_it_makes_room(tmp_path: 
     assert all(call.finished for call in transcript(tmp_path, "ada"))
 
 
+@pytest.mark.standard
 async def test_case_11_a_call_arrives_around_the_last_drain(tmp_path: Path) -> None:
     rounds, tries, idle_s = 30, 300, 0.3
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", idleSeconds=idle_s, residencySeconds=0)
@@ -77,6 +79,7 @@ async def test_case_11_a_call_arrives_around_the_last_drain(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.standard
 async def test_case_16_killed_before_the_first_byte(tmp_path: Path, stream: bool) -> None:
     once = ("--once", str(tmp_path / "once"))
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "hangs-before-first-byte", *once, slots=1)

@@ -70,6 +70,7 @@ async def test_state_directory_becomes_unwritable_while_it_serves(tmp_path: Path
 
 
 @pytest.mark.parametrize("which", ["listen", "ops"])
+@pytest.mark.standard
 async def test_port_taken(tmp_path: Path, which: str) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada"), start=False) as one:
         url = one.url if which == "listen" else one.ops
@@ -154,6 +155,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize("what", WRONG)
+@pytest.mark.standard
 async def test_configuration_that_is_wrong(tmp_path: Path, what: str) -> None:
     documents, named = wrong(what, tmp_path)
     async with serving(tmp_path, start=False) as one:

@@ -12,6 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import pytest
 import yaml
 
 from loadtest.result import Ending, Result
@@ -31,6 +32,7 @@ def through(results: list[Result], gateway: str) -> list[Result]:
     return [one for one in results if one.headers.get("x-request-id", "").startswith(f"{gateway}-")]
 
 
+@pytest.mark.standard
 async def test_case_13_a_gateway_cut_off_during_a_drain(tmp_path: Path) -> None:
     """A new spec replaces the Replica that its streams are on, and it is not told. The drain waits for it for as long
     as it may, then its stream has one error, and what has no byte yet moves to the new one.
@@ -71,6 +73,7 @@ def replaced(one: Serving, gateway: str, pid: int) -> bool:
     return one.gateways().get(gateway, pid) != pid
 
 
+@pytest.mark.standard
 async def test_case_14_gateways_are_replaced_one_after_another_with_streams(tmp_path: Path) -> None:
     """100 streams on two gateways, where the list has 200 on each: engine, gateways and clients share two cores."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "10", "--tokens", "120", slots=200)
@@ -98,6 +101,7 @@ async def test_case_14_gateways_are_replaced_one_after_another_with_streams(tmp_
     assert not any(call.aborted for call in transcript(tmp_path, "ada"))
 
 
+@pytest.mark.standard
 async def test_case_15_one_of_three_gateways_is_killed(tmp_path: Path) -> None:
     """What it had is lost, and nothing else; its Slots are the others', and no engine works on for it."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "8", "--tokens", "60", slots=SLOTS)
@@ -119,6 +123,7 @@ async def test_case_15_one_of_three_gateways_is_killed(tmp_path: Path) -> None:
     assert max(call.at_once for call in calls) <= SLOTS
 
 
+@pytest.mark.standard
 async def test_case_18_a_replica_is_gone_and_nobody_tells_the_gateways(tmp_path: Path) -> None:
     """Two Replicas, and an autoscaler that hangs while one of them dies: gateways find that out by themselves."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", replicas={"min": 2, "max": 2})
@@ -141,6 +146,7 @@ def both_ready(one: Serving) -> bool:
     return one.answers() and one.replicas("ada").get("ready") == 2
 
 
+@pytest.mark.standard
 async def test_case_19_the_address_of_an_engine_that_died_is_no_others(tmp_path: Path) -> None:
     """Two Models take one device from each other, by deaths too, while both are called all the time."""
     gpu = {"memory": "64Mi"}

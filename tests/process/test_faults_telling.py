@@ -54,6 +54,7 @@ def talkative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     talk(tmp_path, monkeypatch)
 
 
+@pytest.mark.standard
 async def test_case_44_no_key_or_prompt_is_told_anywhere(tmp_path: Path, talkative: None) -> None:
     options = ("--gateways", "2", "--grace", "1")
     async with serving(tmp_path, *documents(tmp_path), options=options) as one:

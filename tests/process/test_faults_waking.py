@@ -37,6 +37,7 @@ def codes(results: Sequence[Result]) -> set[tuple[int, str]]:
 @BURST
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.standard
 async def test_case_01_thousand_calls_in_50_ms_through_three_gateways(tmp_path: Path, replicas: int) -> None:
     """One Replica alone needs 5 s for all of them, far longer than a start takes, so as many as allowed are planned."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "200", slots=8, gpu={"memory": "20Mi"}, replicas={"max": replicas})
@@ -69,6 +70,7 @@ def cannot_start(folder: Path, how: str) -> Document:
 
 
 @pytest.mark.parametrize("how", ["dies", "never-ready", "no-program", "missing-file", "broken-file"])
+@pytest.mark.standard
 async def test_case_02_start_cannot_succeed(tmp_path: Path, how: str) -> None:
     good = fake(tmp_path, "good", "--tokens-per-s", "0")
     async with serving(tmp_path, cannot_start(tmp_path, how), good, options=("--gateways", "2")) as one:
@@ -108,6 +110,7 @@ async def test_case_02_a_start_that_failed_is_tried_again_after_a_minute(tmp_pat
         assert answer.text.strip() == "At last I am here."
 
 
+@pytest.mark.standard
 async def test_case_04_all_clients_leave_during_the_start(tmp_path: Path) -> None:
     residency_s = 3.0
     ada = fake(tmp_path, "ada", "--start-delay", "10", idleSeconds=0.5, residencySeconds=residency_s)
@@ -158,6 +161,7 @@ async def test_short_patience_still_wakes_a_model_once_its_start_is_known(tmp_pa
         assert one.starts("ada") == 2
 
 
+@pytest.mark.standard
 async def test_case_09_ping_pong_on_one_device(tmp_path: Path) -> None:
     residency_s, rounds = 0.5, 6
     names = ("ada", "bob")
@@ -189,6 +193,7 @@ def went(one: Serving, times: int) -> bool:
 
 
 @pytest.mark.parametrize("start_s", [0.0, 0.5])
+@pytest.mark.standard
 async def test_case_12_a_generation_longer_than_three_idle_windows(tmp_path: Path, start_s: float) -> None:
     idle_s = 0.5
     knobs = ("--start-delay", str(start_s), "--tokens-per-s", "10", "--tokens", "20")

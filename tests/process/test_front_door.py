@@ -15,6 +15,7 @@ import urllib.request
 from pathlib import Path
 
 import psutil
+import pytest
 import yaml
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
@@ -54,6 +55,7 @@ def asked(url: str, host: str | None = None) -> int:
         return 0
 
 
+@pytest.mark.standard
 async def test_one_scrape_tells_of_every_process(tmp_path: Path) -> None:
     async with serving(tmp_path / "s", fake(tmp_path, "ada"), options=("--gateways", "2")) as serve:
         results = await serve.send(*(shot("ada") for _ in range(6)))
@@ -86,6 +88,7 @@ async def test_a_page_of_a_foreign_name_reads_no_operations_port(tmp_path: Path)
             gateway.kill()
 
 
+@pytest.mark.standard
 async def test_changed_documents_are_in_force_after_a_hangup_and_wrong_ones_are_not(tmp_path: Path) -> None:
     async with serving(tmp_path / "s", fake(tmp_path, "ada")) as serve:
         await serve.call("ada")

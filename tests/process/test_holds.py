@@ -115,6 +115,7 @@ async def began(calls: Sequence[Sent]) -> list[float]:
 
 
 @pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.standard
 async def test_no_call_waits_while_a_slot_is_free_that_it_may_use(house: House, slots: int) -> None:
     """The Slots are with one gateway, the Calls come to another: all at once, and one by one as others leave.
 

@@ -168,6 +168,7 @@ SIZES = (("ada", "40Mi"), ("bob", "60Mi"))
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["untaught", "taught"])
+@pytest.mark.standard
 async def test_serve_places_by_what_was_learnt(tmp_path: Path, apart: bool) -> None:
     """By sizes alone bob goes to ada, and they fill a device; if it was learnt that what is full is lost, elsewhere."""
     ada, bob = (fake(tmp_path, name, "--tokens-per-s", "0", gpu={"memory": size}, idleSeconds=600)

@@ -21,6 +21,8 @@ from loadtest.result import Ending, Result, Shot
 from loadtest.verdict import judge
 from tests.kit.fake_process import fake_engine
 
+pytestmark = pytest.mark.standard
+
 SENTENCE = "Hello, I am ada, asleep until you called."
 FAST = ("--name", "ada", "--tokens-per-s", "0")
 

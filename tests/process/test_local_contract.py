@@ -12,6 +12,8 @@ import uvloop
 from tests.contracts.driver import DriverContract, Rig
 from tests.kit.localrig import LocalRig
 
+pytestmark = pytest.mark.standard
+
 
 class TestLocalDriver(DriverContract):
     """The whole suite."""

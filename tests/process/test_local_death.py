@@ -17,6 +17,8 @@ from autoscaler.observations import Seen
 from tests.kit.localrig import TINY_ENGINE, LocalRig, python
 from tests.kit.observed import running
 
+pytestmark = pytest.mark.standard
+
 ROOT = Path(__file__).resolve().parents[2]
 R1 = ReplicaId("r1")
 GROWS_ORPHANS = """

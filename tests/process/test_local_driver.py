@@ -28,6 +28,8 @@ from tests.kit.localrig import TINY_ENGINE, LocalRig, python, replica
 from tests.kit.observed import running
 from tests.kit.waiting import until
 
+pytestmark = pytest.mark.standard
+
 R1 = ReplicaId("r1")
 ESCAPES = """
 import os, sys, time

@@ -87,6 +87,7 @@ with open(sys.argv[2], "w") as written:
 """A worker in the engine's group that holds the memory: it does not end with the main process."""
 
 
+@pytest.mark.standard
 def test_case_20_a_worker_that_outlives_its_engine_holds_the_device_until_memory_is_free(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -19,6 +19,8 @@ from tests.kit.localrig import GPU0, ArgvLaunch, LocalRig, launch, python, repli
 from tests.kit.observed import running
 from tests.kit.waiting import until
 
+pytestmark = pytest.mark.standard
+
 
 class Brought:
     """Weights as a Supply brings them: a file that is open."""

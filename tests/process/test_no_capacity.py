@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from loadtest.result import Ending
@@ -22,6 +23,7 @@ def pilotlight(one: Serving, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
+@pytest.mark.standard
 async def test_a_model_that_fits_nowhere_is_refused_and_explained_until_its_document_changes(tmp_path: Path) -> None:
     huge, ada = fake(tmp_path, "huge", gpu={"memory": "200Mi"}), fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, huge, ada) as one:

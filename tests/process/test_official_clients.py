@@ -72,6 +72,7 @@ async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
         yield both
 
 
+@pytest.mark.standard
 async def test_openai_chat_from_zero_and_between_two_models(clients: Clients) -> None:
     api = clients.openai.chat.completions
     for name in ("ada", "bob", "ada"):
@@ -143,6 +144,7 @@ def test_openai_synchronous_client(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.standard
 async def test_anthropic_messages(clients: Clients) -> None:
     api = clients.anthropic.messages
     for name in ("ada", "bob"):

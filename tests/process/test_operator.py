@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from loadtest.result import Ending
 from tests.kit.serving import API, Document, Serving, fake, serving, settings, shot
 from tests.kit.waiting import until
@@ -34,6 +36,7 @@ def on(one: Serving) -> dict[str, str]:
     return {held["model"]: row["device"] for row in rows for held in row["replicas"]}
 
 
+@pytest.mark.standard
 async def test_a_model_is_woken_and_stopped_without_a_call(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "40", idleSeconds=600)
     async with serving(tmp_path, ada) as one:
@@ -53,6 +56,7 @@ async def test_a_model_is_woken_and_stopped_without_a_call(tmp_path: Path) -> No
         assert "no such model; there are: ada" in await pilotlight(one, "wake", "nobody", status=1)
 
 
+@pytest.mark.standard
 async def test_a_cordon_outlives_a_restart_and_a_drain_moves_what_runs(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", idleSeconds=600)
     async with serving(tmp_path, ada, {**settings(), "devices": GPUS}) as one:
@@ -123,6 +127,7 @@ async def test_with_tenants_an_operators_key_is_needed(tmp_path: Path) -> None:
         assert "pl-operator" not in one.said()
 
 
+@pytest.mark.standard
 async def test_an_agent_tells_of_its_node(tmp_path: Path) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada")) as one:
         (socket,) = (one.state / "run").glob("autoscaler*.sock")

@@ -63,6 +63,7 @@ def came(done: subprocess.CompletedProcess[str]) -> dict[str, bytes]:
     return {path: (folder / path).read_bytes() for path in FILES}
 
 
+@pytest.mark.standard
 def test_a_second_node_takes_of_the_registry_the_manifest_alone(tmp_path: Path, secret: Path) -> None:
     packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", "modelpack-raw")
     seen = list[str]()
@@ -109,6 +110,7 @@ def test_a_wrong_token_is_let_in_nowhere_and_the_pull_is_whole(tmp_path: Path, s
         (("pull", "oci://127.0.0.1:1/a/b", "--peer", "https://a:1", "--peer-token-file", "none"), "No such file"),
     ],
 )
+@pytest.mark.standard
 def test_wrong_usage_is_one_line(words: tuple[str, ...], said: str, tmp_path: Path, secret: Path) -> None:
     given = [str(secret) if word == "TOKEN" else word for word in words]
     done = subprocess.run(

@@ -19,6 +19,8 @@ from autoscaler.drivers.clearing import kill_all
 from autoscaler.drivers.processes import BLANK, MARK, Claim, Facts, Reaper, alive, facts, find, how_it_ended, mark_of
 from tests.kit.localrig import INSTANCE, R1, python
 
+pytestmark = pytest.mark.standard
+
 SLEEP = "import time; time.sleep(60)"
 LEAVES_A_CHILD = f"""
 import subprocess, sys

@@ -22,6 +22,8 @@ from autoscaler.model import Model, ModelSpec
 from loadtest import tinygguf
 from tests.kit.ports import free_port
 
+pytestmark = pytest.mark.standard
+
 SENTENCE = "Hello, I am Ada, asleep until you called."
 START_S = 90.0
 ASK = {"model": "ada", "max_tokens": 50, "messages": [{"role": "user", "content": "Who are you?"}]}

@@ -93,6 +93,7 @@ async def test_each_adapter_says_its_own_sentence_and_the_model_still_says_its_o
                 await api.post(f"/{path}", body={"model": "ada:curt", "input": "x"}, cast_to=object)
 
 
+@pytest.mark.standard
 async def test_case_45_nobody_reaches_an_adapter_of_a_model_that_it_may_not_call(tmp_path: Path) -> None:
     """To B what A has does not exist: not by name, not in the list, not by an engine's own way to choose it."""
     bob = model("bob", engine="command", command=command(tmp_path / "seen.jsonl"))

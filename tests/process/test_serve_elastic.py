@@ -50,6 +50,7 @@ def engine(one: Serving) -> tuple[list[str], list[dict[str, int]]]:
 
 
 @pytest.mark.parametrize("fixed", [True, False], ids=["fewer slots", "less context"])
+@pytest.mark.standard
 async def test_an_elastic_model_fits_beside_another_and_answers(tmp_path: Path, *, fixed: bool) -> None:
     document, asked = ada(tmp_path, Gpu(elastic_percent=10), **(FIXED if fixed else {}))
     hole = asked - 16 * MIB

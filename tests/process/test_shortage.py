@@ -24,6 +24,8 @@ from tests.kit.localrig import INSTANCE, R1, TINY_ENGINE, LocalRig, python, repl
 from tests.kit.observed import running
 from tests.kit.shortage import no_file_descriptors
 
+pytestmark = pytest.mark.standard
+
 SLEEP = "import time; time.sleep(60)"
 A_WHILE_S = 0.1
 

@@ -49,6 +49,7 @@ def opened(root: Path) -> Store:
 
 
 @pytest.mark.parametrize("count", [2, 50])
+@pytest.mark.standard
 def test_case_48_so_many_processes_want_one_digest_and_it_is_fetched_once(tmp_path: Path, count: int) -> None:
     assert ran("many", tmp_path, str(count)) == str(count)
     assert (tmp_path / "fetched").stat().st_size == 1
@@ -93,6 +94,7 @@ def test_point_13_what_a_killed_pull_was_promised_is_free_and_the_next_goes_on(t
     assert fetch.jobs == [("sub/y.gguf",)]
 
 
+@pytest.mark.standard
 def test_point_13_what_another_process_uses_stays_until_it_has_died(tmp_path: Path) -> None:
     with staying("hold", tmp_path) as process:
         store = opened(tmp_path)

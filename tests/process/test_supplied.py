@@ -78,6 +78,7 @@ async def at_zero(one: Serving) -> None:
     await until("it is at zero", lambda: one.states("ada")[-1:] == ["gone"] and not one.engines("ada"), 30)
 
 
+@pytest.mark.standard
 async def test_it_is_pulled_for_its_first_call_and_is_here_then_whatever_becomes_of_the_registry(
     tmp_path: Path,
 ) -> None:
@@ -111,6 +112,7 @@ async def coldstart(one: Serving, since: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.standard
 async def test_every_phase_of_a_start_is_told_from_gone_and_from_cached(tmp_path: Path) -> None:
     with packed.served(layout(tmp_path)) as host:
         async with serving(tmp_path, settings("4Gi"), ada(host)) as one:

@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -39,12 +40,6 @@ def address(one: Serving) -> tuple[str, int]:
     return host, int(port)
 
 
-def listens(one: Serving) -> bool:
-    """Whether its inference port takes connections."""
-    with socket.socket() as probe:
-        return probe.connect_ex(address(one)) == 0
-
-
 @asynccontextmanager
 async def official(one: Serving, ca: Path) -> AsyncIterator[openai.AsyncOpenAI]:
     """The official client, which believes one authority."""
@@ -68,6 +63,7 @@ async def shown(one: Serving) -> bytes:
         writer.transport.abort()
 
 
+@pytest.mark.standard
 async def test_official_clients_over_tls_through_two_gateways_and_certificates_that_are_replaced(
     tmp_path: Path,
 ) -> None:
@@ -124,6 +120,15 @@ async def test_an_engine_with_tls_is_verified(tmp_path: Path, trusted: str) -> N
             assert one.said().count("event=engine_distrusted") == 1
 
 
+def is_ready(operations: int) -> bool:
+    """Whether the gateway with this operations port knows the Models."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{operations}/readyz", timeout=60) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
 def let_in(port: int, ca: Path, pair: Pair | None) -> bool:
     """Whether the contract answers a caller that shows this certificate, or none."""
     context = ssl.create_default_context(cafile=str(ca))
@@ -141,6 +146,7 @@ def let_in(port: int, ca: Path, pair: Pair | None) -> bool:
 
 
 @pytest.mark.parametrize("by", ["token", "certificate"])
+@pytest.mark.standard
 async def test_a_gateway_reports_to_an_autoscaler_over_tcp_with_tls(tmp_path: Path, by: str) -> None:
     """The two parts by hand, as on two machines; who they are a token says, or a certificate of each."""
     pair, ca = write(tmp_path, "scaler", leaf(OURS)), write_authority(tmp_path, OURS)
@@ -154,7 +160,7 @@ async def test_a_gateway_reports_to_an_autoscaler_over_tcp_with_tls(tmp_path: Pa
         else (["--contract-ca-file", ca], ["--contract-cert-file", mine.cert, "--contract-key-file", mine.key])
     )
     async with serving(tmp_path / "s", fake(tmp_path, "ada"), start=False) as one:
-        contract, (_, listen) = free_port(), address(one)
+        contract, operations, (_, listen) = free_port(), free_port(), address(one)
         StateDirectory.open(one.state).close()
         pilotlight = [sys.executable, "-m", "pilotlight"]
         scaler = [
@@ -172,7 +178,7 @@ async def test_a_gateway_reports_to_an_autoscaler_over_tcp_with_tls(tmp_path: Pa
                 for words in (scaler, gateway)
             ]
         try:
-            await until("the gateway listens", lambda: listens(one), 90)
+            await until("the gateway is ready", lambda: is_ready(operations))  # it may start before the autoscaler
             assert (await one.call("ada")).status == 200
             told = [await asyncio.to_thread(let_in, contract, ca, shown) for shown in (None, strange, mine)]
             assert told == [False, False, by == "certificate"]

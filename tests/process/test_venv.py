@@ -95,6 +95,7 @@ def test_an_install_that_fails_leaves_it_not_ready(clone: Path) -> None:
     assert not (clone / ".venv" / "ready").exists()
 
 
+@pytest.mark.standard
 def test_make_gives_nothing_to_a_target_whose_environment_is_not_ready() -> None:
     text = (ROOT / "Makefile").read_text()
     rules = dict(

@@ -158,6 +158,7 @@ def state() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.mark.standard
 def test_it_serves_outside_of_the_clone(installed: Installed, tmp_path: Path, state: Path) -> None:
     tinygguf.make(tmp_path / "ada.gguf", SENTENCE)
     (tmp_path / "settings.yaml").write_text(SETTINGS)

@@ -1,4 +1,7 @@
-"""Seeded whole-system runs. `SEEDS` (default 500) says how many; a failing seed prints how to replay it."""
+"""Seeded whole-system runs. `SEEDS` (default 500) says how many; a failing seed prints how to replay it.
+
+`make test` runs the first seeds, `make test-deep` all of them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from tests.sim.__main__ import main
 from tests.sim.scenario import play
 
 SEEDS = int(os.environ.get("SEEDS", "500"))
+STANDARD = 40
 BATCH = 10
 """Seeds in one test, so that a progress dot means something."""
 
@@ -18,7 +22,10 @@ COMPLETED_SHARE = 0.6
 """Of a batch's Calls that found room in their queue, storms and short deadlines included; 0.65 to 0.87 is usual."""
 
 
-@pytest.mark.parametrize("first", range(1, SEEDS + 1, BATCH))
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(first, marks=() if first <= STANDARD else pytest.mark.deep) for first in range(1, SEEDS + 1, BATCH)],
+)
 def test_seeds(first: int) -> None:
     """Safety in the storm, liveness after it, nothing left at the end; and even in the storm Calls complete."""
     calls = completed = 0

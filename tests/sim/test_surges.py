@@ -1,4 +1,7 @@
-"""Surges with all that goes wrong. `SURGES` (default 30) says how many; a failing seed prints how to replay it."""
+"""Surges with all that goes wrong. `SURGES` (default 30) says how many; a failing seed prints how to replay it.
+
+`make test` runs the first seeds, `make test-deep` all of them.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,15 @@ import pytest
 from tests.sim.surges import play
 
 SURGES = int(os.environ.get("SURGES", "30"))
+STANDARD = 10
 BATCH = 5
 """Seeds in one test, so that a progress dot means something."""
 
 
-@pytest.mark.parametrize("first", range(1, SURGES + 1, BATCH))
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(first, marks=() if first <= STANDARD else pytest.mark.deep) for first in range(1, SURGES + 1, BATCH)],
+)
 def test_nothing_is_supplied_twice_and_nothing_is_left(first: int) -> None:
     for seed in range(first, min(first + BATCH, SURGES + 1)):
         result = play(seed)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.errors import CallError
 from gateway.head import HEAD_BYTES_MAX, Request
 from gateway.wire import AHEAD_BYTES_MAX, RequestReader
+from tests.kit.budget import examples
 from tests.kit.wires import UNFINISHED, brief, plain, read, read_every_way
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -227,7 +228,7 @@ FRAGMENTS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
+@settings(derandomize=True, deadline=None, max_examples=examples(400))
 @given(parts=st.lists(FRAGMENTS | st.binary(max_size=6), max_size=9), sizes=st.lists(st.integers(1, 40), min_size=1))
 @example(parts=[POST, b"Transfer-Encoding: chunked\r\n", b"\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", HEALTH], sizes=[1])
 def test_garbage_is_read_or_refused_and_the_cut_does_not_matter(parts: list[bytes], sizes: list[int]) -> None:

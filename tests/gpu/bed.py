@@ -1,0 +1,245 @@
+"""The test bed: models on disk, the command of the engine, `pilotlight serve` on them, and the same engine by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import psutil
+
+from loadtest.client import Client
+from loadtest.result import Result, Shot
+from tests.gpu.report import Report
+from tests.gpu.watch import Watch
+from tests.kit.ports import free_port
+from tests.kit.serving import API, Document, Serving
+
+ENGINES = Path(__file__).parent / "engines"
+HOST = "127.0.0.1"
+END_S = 20.0
+"""For `serve` to end in order; then it is killed, and the step says so."""
+CALL_S = 100.0
+LOOK_S = 0.002
+
+T = TypeVar("T")
+
+REAL = {
+    "small": {"kind": "llama", "width": 2048, "inner": 5504, "layers": 10, "rows": 8, "vocabulary": 32000},
+    "medium": {"kind": "qwen2", "width": 3072, "inner": 8192, "layers": 12, "rows": 8, "vocabulary": 32000},
+    "large": {"kind": "llama", "width": 4096, "inner": 11008, "layers": 15, "rows": 8, "vocabulary": 32000},
+}
+"""Models of about 1.1, 2.8 and 5.8 GB."""
+SIMULATED = {
+    name: one | {"width": 512, "inner": 1024, "layers": layers, "rows": 1, "vocabulary": 4000}
+    for (name, one), layers in zip(REAL.items(), (4, 8, 16), strict=True)
+}
+
+
+class GpuRunError(Exception):
+    """A step cannot go on; the text is one line."""
+
+
+class Phase(NamedTuple):
+    """One line of the phases file."""
+
+    model: str
+    pid: int
+    phase: str
+    at_s: float
+    more: dict[str, float]
+
+
+class Bed:
+    """Everything that steps share."""
+
+    def __init__(
+        self, folder: Path, report: Report, *, simulated: bool, quick: bool, uuid: str, engine: str = "torch"
+    ) -> None:
+        self.folder, self.report = folder, report
+        self.simulated, self.quick, self.uuid = simulated, quick, uuid
+        device = "cpu" if simulated else "cuda"
+        self.backend = ("--backend", f"{engine}_model", "--device", device, "--phases", str(folder / "phases.jsonl"))
+        """Words of the engine's command line that are the same for all models."""
+        self.watch = Watch(uuid)
+        self.phases_file = folder / "phases.jsonl"
+        self.shapes = SIMULATED if simulated else REAL
+        self.weights_bytes: dict[str, int] = {}
+        self.copy_bytes_per_s = 0.0
+        self.device_bytes = 0
+        """Memory of the device as Pilotlight reports it; the inventory step sets it."""
+
+    def weights(self, name: str) -> Path:
+        """The folder of a model."""
+        return self.folder / "models" / name
+
+    def need_bytes(self, name: str) -> int:
+        """A claim that the model fits into with room to spare: its weights, a context, caches and working memory."""
+        return self.weights_bytes[name] + ((256 << 20) if self.simulated else (2 << 30))
+
+    def command(self, name: str, weights: str, *words: str) -> list[str]:
+        """How the engine is started, with the placeholders of `spec.command`."""
+        return [
+            *(sys.executable, "-E", str(ENGINES / "server.py"), "--port", "{port}", "--name", name),
+            *("--weights", str(self.weights(weights)), *self.backend, *words),
+        ]  # fmt: skip
+
+    def model(self, name: str, weights: str, *words: str, memory_bytes: int = 0, **spec: object) -> Document:
+        """A Model whose engine is ours; `memory_bytes`: its claim."""
+        given = {
+            "engine": "command", "command": self.command(name, weights, *words), "readinessPath": "/health",
+            "gpu": {"memory": memory_bytes or self.need_bytes(weights)}, "slots": 4, "idleSeconds": 300,
+            "residencySeconds": 0.3,
+        }  # fmt: skip
+        return document(name, **(given | spec))
+
+    def phases(self, began_s: float = 0.0, model: str = "") -> list[Phase]:
+        """What engines wrote since that moment, in order."""
+        if not self.phases_file.exists():
+            return []
+        rows = [json.loads(line) for line in self.phases_file.read_text().splitlines()]
+        found = [
+            Phase(row.pop("model"), row.pop("pid"), row.pop("phase"), row.pop("at_s"), row)
+            for row in rows
+        ]  # fmt: skip
+        return sorted(
+            (one for one in found if one.at_s >= began_s and model in {"", one.model}), key=lambda one: one.at_s
+        )
+
+    def spawns(self, began_s: float, model: str = "") -> list[Phase]:
+        """When engine processes were started since that moment."""
+        return [one for one in self.phases(began_s, model) if one.phase == "process"]
+
+    def reused_too_soon(self, began_s: float) -> int:
+        """Starts since that moment over memory that ended processes still held."""
+        return sum(bool(self.watch.held_by_ended(one.at_s)) for one in self.spawns(began_s))
+
+    @asynccontextmanager
+    async def serving(self, name: str, *documents: Document, path: str = "") -> AsyncIterator[Serving]:
+        """`pilotlight serve` on these Models and on the devices that NVML lists; ended at the end."""
+        folder = self.folder / name
+        folder.mkdir()
+        one = Serving(folder, [*documents, SETTINGS])
+        before = os.environ["PATH"]
+        os.environ["PATH"] = f"{path}:{before}" if path else before
+        try:
+            await one.start()
+            yield one
+        finally:
+            os.environ["PATH"] = before
+            await self._end(name, one)
+
+    async def _end(self, name: str, one: Serving) -> None:
+        """In order, else by force, which the report then says."""
+        if one.process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            one.process.send_signal(signal.SIGTERM)
+        ended = one.process
+        if not await seen(lambda: ended.poll() is not None, END_S):
+            self.report.say(f"{name:<10} `pilotlight serve` did not end within {END_S:g} s of SIGTERM and was killed")
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(one.process.pid).children(recursive=True):
+                    child.kill()
+            one.process.kill()
+        for pid in one.marked():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def until_free(self, pids: Sequence[int], within_s: float = 30.0) -> None:
+        """Until NVML lists none of these processes."""
+        if not await seen(lambda: not {*pids} & self.watch.look().by_pid.keys(), within_s):
+            raise GpuRunError(f"NVML still lists processes {[*pids]} after {within_s:g} s")
+
+    @contextmanager
+    def by_hand(self, name: str, weights: str, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+        """The engine as a person starts it: (process, port). Killed at the end."""
+        port = free_port()
+        argv = [word.replace("{port}", str(port)) for word in self.command(name, weights, *words)]
+        env = os.environ | {"CUDA_VISIBLE_DEVICES": self.uuid}
+        with (self.folder / "by-hand.log").open("ab") as log, subprocess.Popen(argv, env=env, stderr=log) as process:
+            try:
+                yield process, port
+            finally:
+                process.kill()
+
+    def tail(self, one: Serving, lines: int = 12) -> None:
+        """Prints the end of what `serve` and its engines wrote, for a failed step."""
+        logs = sorted((one.state / "logs").glob("*.log"), key=lambda path: path.stat().st_mtime)
+        texts = [("serve", one.said()), *((path.name, path.read_text(errors="replace")) for path in logs[-3:])]
+        for what, text in texts:
+            for line in text.splitlines()[-lines:]:
+                print(f"    {what[:24]}: {line[:200]}", flush=True)
+
+
+SETTINGS: Document = {"apiVersion": API, "kind": "Settings", "stream": {"keepaliveSeconds": 0}}
+"""A stream that waits for a cold start has no other first byte than the engine's."""
+
+
+def document(name: str, **spec: object) -> Document:
+    """A Model."""
+    return {"apiVersion": API, "kind": "Model", "metadata": {"name": name}, "spec": spec}
+
+
+def shot(model: str, *, tokens: int = 16, at_s: float = 0.0, prompt: str = "Hello", stream: bool = True) -> Shot:
+    """One chat request."""
+    messages = [{"role": "user", "content": prompt}]
+    body = json.dumps({"model": model, "messages": messages, "max_tokens": tokens, "stream": stream}).encode()
+    return Shot(model=model, body=body, stream=stream, at_s=at_s, timeout_s=CALL_S)
+
+
+async def call(url: str, model: str, *, prompt: str = "Hello") -> Result:
+    """One request's result; it must complete."""
+    client = Client(url)
+    result = await client.send(shot(model, prompt=prompt))
+    client.close()
+    if result.ending != "completed" or result.first_byte_s is None:
+        raise GpuRunError(f"a request for {model} ended as {result.ending}: status {result.status} {result.code}")
+    return result
+
+
+async def listens(process: subprocess.Popen[bytes], port: int, within_s: float = 100.0) -> None:
+    """Until the engine by hand accepts connections: it does when it is ready."""
+    end_s = time.monotonic() + within_s
+    while time.monotonic() < end_s:
+        with socket.socket() as trial:
+            if trial.connect_ex((HOST, port)) == 0:
+                return
+        if process.poll() is not None:
+            raise GpuRunError(f"the engine by hand ended with status {process.returncode}; by-hand.log says why")
+        await asyncio.sleep(LOOK_S)
+    raise GpuRunError(f"the engine by hand does not listen after {within_s:g} s")
+
+
+async def seen(look: Callable[[], T], within_s: float) -> T | None:
+    """Looks until it finds something true; None: not in that time."""
+    end_s = time.monotonic() + within_s
+    while not (found := look()):
+        if time.monotonic() >= end_s:
+            return None
+        await asyncio.sleep(0.01)
+    return found
+
+
+def drop_from_page_cache(path: Path) -> None:
+    """The next read of the file comes from the disk."""
+    with path.open("rb") as file:
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_into_page_cache(path: Path) -> None:
+    """The next read of the file comes from memory."""
+    with path.open("rb", buffering=0) as file:
+        while file.read(32 << 20):
+            pass

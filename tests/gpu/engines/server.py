@@ -1,0 +1,215 @@
+"""A small OpenAI-format server for one model, started by path: standard library here, the model is a backend.
+
+    server.py --port 8000 --name tiny --weights FOLDER --backend torch --phases FILE
+
+It also takes vLLM's command line (`serve FOLDER --served-model-name ...`), so that a script named `vllm` can start it.
+It listens when the model is loaded. Each phase of its start, and the first token of its first request, become one line
+of JSON in the phases file. The knobs --leak-mib, --worker-mib and --excess-mib make it misbehave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Protocol
+
+MIB = 1 << 20
+TOKENS_MAX = 16
+"""Of one answer, where the request does not say."""
+HOLDS = "import sys, time; sys.path[:0] = {paths!r}; import {backend} as b; b.hold({size}, {device!r}); time.sleep(600)"
+"""The program of a worker process that only holds memory of the device."""
+
+
+class Phases:
+    """Appends to the phases file: what happened, in which process, at which moment (Unix seconds)."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path, self._name = path, name
+        self._lock = threading.Lock()
+
+    def note(self, phase: str, at_s: float | None = None, **more: object) -> None:
+        """One line."""
+        row = {"model": self._name, "pid": os.getpid(), "phase": phase, "at_s": at_s or time.time(), **more}
+        with self._lock, self._path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+class Backend(Protocol):
+    """A model on a device."""
+
+    def generate(self, prompt: bytes, tokens: int) -> Iterator[int]:
+        """The tokens of one answer. Several threads may call it at once."""
+
+    def grow(self, size_bytes: int) -> None:
+        """Holds so many more bytes of the device until the process ends."""
+
+
+def options(argv: list[str]) -> argparse.Namespace:
+    """The command line, its own or vLLM's."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    if argv[:1] == ["serve"]:
+        argv = ["--weights", *argv[1:]]
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--name", "--served-model-name", required=True)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--slots", "--max-num-seqs", type=int, default=4)
+    parser.add_argument("--context-tokens", "--max-model-len", type=int, default=1024)
+    parser.add_argument(
+        "--memory-bytes", type=int, default=0, help="take so much of the device in all; 0: what it needs"
+    )
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.0, help="the same, as a part of the device")
+    parser.add_argument("--backend", choices=("torch_model", "simulated_model"), default="torch_model")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--phases", type=Path, default=Path("/dev/null"))
+    parser.add_argument("--prompt-tokens", type=int, default=0, help="compute prompts of so many tokens; 0: short ones")
+    parser.add_argument("--empty", action="store_true", help="do not read the weights: all else of a start remains")
+    for knob in ("leak", "worker", "excess"):
+        parser.add_argument(f"--{knob}-mib", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+def started_s() -> float:
+    """When this process was started (Unix seconds; the kernel counts hundredths)."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection. `backend` and the rest are set on a subclass by `main`."""
+
+    protocol_version = "HTTP/1.1"
+    backend: Backend
+    phases: Phases
+    told: argparse.Namespace
+    slots: threading.Semaphore
+    answered: threading.Event
+
+    def do_GET(self) -> None:
+        """Health and the list of models."""
+        if self.path == "/health":
+            self._json(200, {"status": "ok"})
+        elif self.path == "/v1/models":
+            self._json(200, {"object": "list", "data": [{"id": self.told.name, "object": "model"}]})
+        else:
+            self._json(404, {"error": {"message": f"no such path: {self.path}", "type": "not_found"}})
+
+    def do_POST(self) -> None:
+        """One completion, streamed or not."""
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        chat = self.path == "/v1/chat/completions"
+        if not chat and self.path != "/v1/completions":
+            self._json(404, {"error": {"message": f"no such path: {self.path}", "type": "not_found"}})
+            return
+        prompt = json.dumps(body.get("messages") if chat else body.get("prompt")).encode()
+        tokens = int(body.get("max_tokens") or body.get("max_completion_tokens") or TOKENS_MAX)
+        if self.told.leak_mib:
+            self.backend.grow(self.told.leak_mib * MIB)
+        with self.slots:
+            words = (f"{chr(97 + token % 26)} " for token in self._tokens(prompt, tokens))
+            if body.get("stream"):
+                self._stream(words, chat=chat)
+            else:
+                self._whole("".join(words), chat=chat)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the phases file says what matters."""
+
+    def _tokens(self, prompt: bytes, tokens: int) -> Iterator[int]:
+        for token in self.backend.generate(prompt, tokens):
+            if not self.answered.is_set():
+                self.answered.set()
+                self.phases.note("first token")
+            yield token
+
+    def _stream(self, words: Iterator[str], *, chat: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for word in words:
+            piece = {"delta": {"content": word}} if chat else {"text": word}
+            self._event({"choices": [{"index": 0, "finish_reason": None, **piece}]}, chat=chat)
+        end: dict[str, object] = {"delta": {}} if chat else {"text": ""}
+        self._event({"choices": [{"index": 0, "finish_reason": "length", **end}]}, chat=chat)
+        self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _whole(self, text: str, *, chat: bool) -> None:
+        piece = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        self._json(200, self._head(chat=chat) | {"choices": [{"index": 0, "finish_reason": "length", **piece}]})
+
+    def _head(self, *, chat: bool) -> dict[str, object]:
+        kind = "chat.completion" if chat else "text_completion"
+        return {"id": "one", "object": kind, "created": int(time.time()), "model": self.told.name}
+
+    def _event(self, value: Mapping[str, object], *, chat: bool) -> None:
+        self._chunk(b"data: " + json.dumps(self._head(chat=chat) | dict(value)).encode() + b"\n\n")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def _json(self, status: int, value: Mapping[str, object]) -> None:
+        text = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+class Server(ThreadingHTTPServer):
+    """Threads that end with the process; a backlog for bursts."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that left is no error; anything else is one line."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # passed on as it came
+
+
+def start_worker(told: argparse.Namespace) -> None:
+    """A process in a session of its own that holds memory and does not end with this one."""
+    paths = [str(Path(__file__).parent), *sys.path]
+    size = told.worker_mib * MIB
+    program = HOLDS.format(paths=paths, backend=told.backend, size=size, device=told.device)
+    subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stdout=subprocess.DEVNULL)
+
+
+def main(argv: list[str]) -> None:
+    """Loads the model, then serves it until a signal ends the process."""
+    told = options(argv)
+    phases = Phases(told.phases, told.name)
+    phases.note("process", started_s())
+    backend = importlib.import_module(told.backend).load(told, phases)
+    if told.worker_mib:
+        start_worker(told)
+    if told.excess_mib:
+        backend.grow(told.excess_mib * MIB)
+    values = {
+        "backend": backend,
+        "phases": phases,
+        "told": told,
+        "slots": threading.Semaphore(told.slots),
+        "answered": threading.Event(),
+    }
+    server = Server((told.host, told.port), type("Bound", (Handler,), values))
+    phases.note("listening", used_bytes=backend.used_bytes())
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,74 @@
+"""The backend without a GPU: reads the weights, holds memory of the simulated device, and answers with fixed tokens."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "simulated"))
+import pynvml
+
+CONTEXT_BYTES = 64 << 20
+"""What a CUDA context takes of the device."""
+ROW_BYTES = 4096
+"""Of one token in the cache."""
+TOKEN_S = 0.002
+READ_BYTES = 8 << 20
+
+
+class Model:
+    """Holds memory; `allocate` sets the total of this process."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._lock, self._bytes = threading.Lock(), 0
+        self.grow(size_bytes)
+
+    def generate(self, prompt: bytes, tokens: int) -> Iterator[int]:
+        """Counts up from the prompt's length."""
+        for number in range(tokens):
+            time.sleep(TOKEN_S)
+            yield len(prompt) + number
+
+    def grow(self, size_bytes: int) -> None:
+        """Holds so many more bytes."""
+        with self._lock:
+            pynvml.allocate(self._bytes + size_bytes)
+            self._bytes += size_bytes
+
+    def used_bytes(self) -> int:
+        """What this process holds of the device."""
+        return self._bytes
+
+
+def load(told: argparse.Namespace, phases: Any) -> Model:
+    """The phases of the real backend, in less time."""
+    phases.note("torch")
+    model = Model(CONTEXT_BYTES)
+    phases.note("context")
+    weights_bytes = read(told.weights / "model.safetensors")
+    phases.note("weights", bytes=weights_bytes)
+    needed = CONTEXT_BYTES + weights_bytes + told.slots * told.context_tokens * ROW_BYTES
+    wanted = told.memory_bytes or int(told.gpu_memory_utilization * (pynvml.TOTAL_BYTES - pynvml.RESERVED_BYTES))
+    model.grow(max(needed, wanted - wanted // 100) - CONTEXT_BYTES)
+    phases.note("warm")
+    return model
+
+
+def hold(size_bytes: int, device: str) -> None:
+    """Holds memory until the process ends."""
+    del device
+    pynvml.allocate(size_bytes)
+
+
+def read(path: Path) -> int:
+    """Reads a file; its size."""
+    size = 0
+    with path.open("rb") as file:
+        while piece := file.read(READ_BYTES):
+            size += len(piece)
+    return size

@@ -1,0 +1,245 @@
+"""The backend on a GPU: a transformers model in bfloat16 whose safetensors file is read straight to the device.
+
+With --device cpu it computes on the CPU, and what it would hold of a GPU is counted on the simulated device.
+
+Reading starts as soon as the CUDA context exists and overlaps the import of transformers. Threads read pieces of the
+file into pinned buffers and copy them into one tensor, of which the parameters are views.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PIECE_BYTES = 32 << 20
+THREADS = 6
+PROMPT_TOKENS = 64
+"""Of a prompt, at most."""
+MIB = 1 << 20
+CONTEXT_BYTES = 600 << 20
+"""Of a CUDA context with its libraries, where NVML does not list this process."""
+SIMULATED_CONTEXT_BYTES = 64 << 20
+SPARE = 0.003
+"""Of what it may take it leaves so much for later allocations of the libraries."""
+
+Tensor = Any
+
+
+class Reading:
+    """One safetensors file on its way to the device."""
+
+    def __init__(self, path: Path, device: str, *, empty: bool) -> None:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            self._header = json.loads(file.read(length))
+        self._header.pop("__metadata__", None)
+        self._begin = 8 + length
+        self.bytes = 0 if empty else path.stat().st_size - self._begin
+        size = path.stat().st_size - self._begin
+        if device == "cpu":
+            count_simulated(size)
+        self._data = torch.empty(size, dtype=torch.uint8, device=device)
+        self._path, self._device = path, device
+        self._next, self._lock = 0, threading.Lock()
+        self._errors: list[BaseException] = []
+        self.began_s = self.ended_s = time.time()
+        self._threads = [threading.Thread(target=self._run) for _ in range(THREADS)]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self) -> dict[str, Tensor]:
+        """The tensors by name, when all is on the device. Raises what a thread raised."""
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+        return {
+            name: self._data[slice(*one["data_offsets"])].view(torch.bfloat16).view(one["shape"])
+            for name, one in self._header.items()
+        }
+
+    def _run(self) -> None:
+        try:
+            self._copy()
+        except Exception as error:  # noqa: BLE001 - raised again by `wait`, in the thread that loads
+            self._errors.append(error)
+
+    def _copy(self) -> None:
+        on_gpu = self._device != "cpu"
+        buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=on_gpu)
+        view = memoryview(buffer.numpy())
+        file = os.open(self._path, os.O_RDONLY)
+        try:
+            while True:
+                with self._lock:
+                    at, self._next = self._next, self._next + PIECE_BYTES
+                size = min(PIECE_BYTES, self.bytes - at)
+                if size <= 0:
+                    return
+                if os.preadv(file, [view[:size]], self._begin + at) != size:
+                    raise OSError(f"{self._path} ended early")
+                self._data[at : at + size].copy_(buffer[:size])
+                with self._lock:
+                    self.ended_s = time.time()
+        finally:
+            os.close(file)
+
+
+class Model:
+    """A loaded model. One forward pass at a time; each request has a cache of its own."""
+
+    def __init__(self, model: Any, told: argparse.Namespace, make_cache: Any) -> None:
+        self._model, self._told, self._make_cache = model, told, make_cache
+        self._lock = threading.Lock()
+        self._caches = [make_cache() for _ in range(told.slots)]
+        self._kept: list[Tensor] = []
+
+    def warm_up(self) -> None:
+        """One short answer in each slot, so that its cache exists and its kernels are loaded."""
+        for cache in self._caches:
+            for _ in self._run(cache, self._prompt(b"Hello"), 2):
+                pass
+
+    def generate(self, prompt: bytes, tokens: int) -> Iterator[int]:
+        """Greedy decoding."""
+        with self._lock:
+            cache = self._caches.pop()
+        try:
+            yield from self._run(cache, self._prompt(prompt), tokens)
+        finally:
+            with self._lock:
+                self._caches.append(cache)
+
+    def grow(self, size_bytes: int) -> None:
+        """Holds so many more bytes."""
+        self._kept.append(take(size_bytes, self._told.device))
+
+    def used_bytes(self) -> int:
+        """What this process holds of the device, by NVML where it lists it."""
+        return used_bytes(self._told.device)
+
+    def _prompt(self, text: bytes) -> list[int]:
+        """Its last bytes as tokens, or as many as the command line says."""
+        tokens = self._told.prompt_tokens
+        text = text or b" "
+        return list((text * (tokens // len(text) + 1))[:tokens] if tokens else text[-PROMPT_TOKENS:])
+
+    def _run(self, cache: Any, prompt: list[int], tokens: int) -> Iterator[int]:
+        at, given = 0, prompt
+        with self._lock, torch.inference_mode():
+            cache.reset()
+        for _ in range(min(tokens, self._told.context_tokens - len(prompt))):
+            with self._lock, torch.inference_mode():
+                device = self._told.device
+                position = torch.arange(at, at + len(given), device=device)
+                answer = self._model(
+                    input_ids=torch.tensor([given], device=device), position_ids=position[None],
+                    past_key_values=cache, use_cache=True, logits_to_keep=1,
+                )  # fmt: skip
+                token = int(answer.logits[0, -1].argmax().item())
+            at, given = at + len(given), [token]
+            yield token
+
+
+def load(told: argparse.Namespace, phases: Any) -> Model:
+    """From nothing to a model that has answered once."""
+    phases.note("torch")
+    if told.device == "cpu":
+        count_simulated(SIMULATED_CONTEXT_BYTES)
+    torch.zeros(1, device=told.device)
+    phases.note("context")
+    reading = Reading(told.weights / "model.safetensors", told.device, empty=told.empty)
+    import transformers
+    from transformers.cache_utils import StaticCache
+
+    config = transformers.AutoConfig.from_pretrained(told.weights)
+    kind = getattr(transformers, config.architectures[0])
+    phases.note("transformers")
+    with torch.device("meta"):
+        made = kind._from_config(config, dtype=torch.bfloat16)
+    with torch.device(told.device):
+        made.model.rotary_emb = type(made.model.rotary_emb)(config=config)  # its table is no parameter
+    made.load_state_dict(reading.wait(), strict=True, assign=True)
+    made.eval()
+    phases.note("weights", began_s=reading.began_s, ended_s=reading.ended_s, bytes=reading.bytes)
+    model = Model(made, told, lambda: StaticCache(config=config, max_cache_len=told.context_tokens))
+    model.warm_up()
+    fill(model, told)
+    phases.note("warm")
+    return model
+
+
+def fill(model: Model, told: argparse.Namespace) -> None:
+    """Takes the rest of what it may take, as engines do that page their cache."""
+    wanted = told.memory_bytes
+    if told.gpu_memory_utilization:
+        wanted = int(told.gpu_memory_utilization * total_bytes(told.device))
+    rest = int(wanted * (1 - SPARE)) - used_bytes(told.device)
+    if rest > 0:
+        model.grow(rest // MIB * MIB)
+
+
+def used_bytes(device: str) -> int:
+    """What this process holds of the device."""
+    if device == "cpu":
+        return _simulated_bytes
+    import pynvml
+
+    pynvml.nvmlInit()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+    by_uuid = visible.startswith("GPU-")
+    handle = pynvml.nvmlDeviceGetHandleByUUID(visible) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
+    listed = [
+        *pynvml.nvmlDeviceGetComputeRunningProcesses(handle),
+        *pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle),
+    ]
+    own = next((one.usedGpuMemory for one in listed if one.pid == os.getpid()), None)
+    return int(own or CONTEXT_BYTES + torch.cuda.memory_reserved())
+
+
+def hold(size_bytes: int, device: str) -> None:
+    """Holds memory until the process ends."""
+    _held.append(take(size_bytes, device))
+
+
+def take(size_bytes: int, device: str) -> Tensor:
+    """Memory of the device; without a GPU it is only counted."""
+    if device != "cpu":
+        return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    count_simulated(size_bytes)
+    return None
+
+
+def total_bytes(device: str) -> int:
+    """Of the device, as CUDA reports it."""
+    if device != "cpu":
+        return int(torch.cuda.mem_get_info()[1])
+    pynvml = _simulated()
+    return int(pynvml.TOTAL_BYTES - pynvml.RESERVED_BYTES)
+
+
+def count_simulated(size_bytes: int) -> None:
+    """Counts so many more bytes as this process's on the simulated device. Raises its OutOfMemoryError."""
+    global _simulated_bytes  # noqa: PLW0603 - one number for the process, as the device has it
+    _simulated().allocate(_simulated_bytes + size_bytes)
+    _simulated_bytes += size_bytes
+
+
+def _simulated() -> Any:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "simulated"))
+    import pynvml
+
+    return pynvml
+
+
+_held: list[Tensor] = []
+_simulated_bytes = 0

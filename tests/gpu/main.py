@@ -1,0 +1,87 @@
+"""The GPU run from its command line to its exit status; standard library only until packages are installed.
+
+Exit status: 0 all figures hold, 1 a step failed or a figure was missed, 2 the run could not begin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.gpu import prerequisites
+
+ROOT = Path(__file__).resolve().parents[2]
+KIT = ROOT / "build" / "gpu-kit"
+STEPS = ("inventory", "cold", "swap", "kill", "serial", "sharing", "misbehave", "fit")
+INSTALLED = "PILOTLIGHT_GPU_RUN_INSTALLED"
+
+
+def options(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="tests/gpu/run", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--simulate", action="store_true", help="a simulated device and engines that need no GPU")
+    parser.add_argument("--engine", choices=("torch", "simulated"), help="with --simulate: torch computes on the CPU")
+    parser.add_argument("--steps", default=",".join(STEPS), help=f"some of {','.join(STEPS)}")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and shorter load")
+    parser.add_argument("--out", type=Path, default=Path("gpu-run"), help="folder of result.json and the plots")
+    parser.add_argument("--kit", type=Path, default=KIT, help="folder that `make gpu-kit` built")
+    parser.add_argument("--work", type=Path, help="folder for models and logs, on a local disk; it is not removed")
+    parser.add_argument("--llama-server", default="", help="a llama-server built with CUDA, instead of building one")
+    parser.add_argument("--limit", type=float, default=480.0, help="seconds that the whole run may take")
+    told = parser.parse_args(argv)
+    unknown = [step for step in told.steps.split(",") if step not in STEPS]
+    if unknown:
+        parser.error(f"--steps: no step is called {unknown[0]}; the steps are {', '.join(STEPS)}")
+    return told
+
+
+def main(argv: list[str]) -> int:
+    """The exit status."""
+    told = options(argv)
+    found = prerequisites.check(simulated=told.simulate)
+    for line in (*found.fatal, *found.skipped):
+        print(line, flush=True)
+    if found.fatal:
+        return 2
+    missing = prerequisites.missing_packages()
+    if told.kit.is_dir() and INSTALLED not in os.environ and (missing or not told.simulate):
+        return _again_with_packages(told.kit, argv)
+    if missing:
+        print(f"packages are missing: {', '.join(missing)}; run `make gpu-kit` and copy build/gpu-kit here", flush=True)
+        return 2
+    os.environ.pop(INSTALLED, None)
+    if told.simulate:
+        simulate()
+    from tests.gpu.runner import run
+
+    return run(told, found.nvcc)
+
+
+def simulate() -> None:
+    """From now on this process and its children see the simulated device."""
+    folder = Path(__file__).parent / "simulated"
+    os.environ["SIMULATED_GPU"] = tempfile.mkdtemp(prefix="simulated-gpu-")
+    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", ""), str(ROOT)])
+    sys.path.insert(0, str(folder))
+
+
+def _again_with_packages(kit: Path, argv: list[str]) -> int:
+    """Installs the kit's wheels into a folder of their own and runs this again with them; the exit status."""
+    with tempfile.TemporaryDirectory(prefix="gpu-run-packages-") as site:
+        wheels = sorted(map(str, kit.glob("*.whl")))
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+        installed = subprocess.run([*pip, "--no-cache-dir", "--target", site, *wheels], check=False)
+        if installed.returncode != 0:
+            print(
+                f"the wheels in {kit} cannot be installed into this Python; build them for it: make gpu-kit", flush=True
+            )
+            return 2
+        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), site]), INSTALLED: "1"}
+        return subprocess.run(
+            [sys.executable, str(Path(__file__).parent / "run"), *argv], env=env, check=False
+        ).returncode

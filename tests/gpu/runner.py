@@ -1,0 +1,180 @@
+"""Runs the steps one after the other, each within its own time; a failed step does not stop the next."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime as dt
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pynvml
+
+import pilotlight
+from tests.gpu.bed import ENGINES, Bed, GpuRunError
+from tests.gpu.llama import SOURCE, Building
+from tests.gpu.report import Report
+from tests.gpu.steps import coldstart, fit, inventory, kill, misbehave, serial, sharing, swap
+
+LIMITS_S = {
+    "prepare": 90.0, "inventory": 20.0, "cold": 120.0, "swap": 80.0, "kill": 45.0, "serial": 110.0, "sharing": 110.0,
+    "misbehave": 90.0, "fit": 150.0,
+}  # fmt: skip
+"""Of one step; a step that takes longer has failed."""
+SIMULATED_LONGER = 4
+"""With simulated devices a step may take so many times as long: the machine may be a slow or a busy one."""
+LAST_S = 20.0
+"""Before the end of the whole run, kept for cleaning up."""
+
+Step = Callable[[], Awaitable[None]]
+
+
+def run(told: argparse.Namespace, nvcc: str) -> int:
+    """All steps; the exit status."""
+    told.out.mkdir(parents=True, exist_ok=True)
+    work = told.work or Path(tempfile.mkdtemp(prefix="gpu-run-"))
+    work.mkdir(parents=True, exist_ok=True)
+    report = Report(told.out / "result.json", facts(simulated=told.simulate))
+    for name, value in report.facts.items():
+        report.say(f"{name:<10} {value}")
+    engine = told.engine or ("simulated" if told.simulate else "torch")
+    bed = Bed(work, report, simulated=told.simulate, quick=told.quick, uuid=str(report.facts["uuid"]), engine=engine)
+    stop = threading.Timer(told.limit, lambda: _give_up(report, told.limit))
+    stop.daemon = True
+    stop.start()
+    try:
+        asyncio.run(_steps(told, bed, nvcc))
+    finally:
+        stop.cancel()
+        bed.watch.stop()
+        report.keep("watch", "samples", len(bed.watch.samples))
+        report.keep("watch", "failed looks", f"{bed.watch.failures} {bed.watch.error}")
+        for plot in work.glob("*.svg"):
+            shutil.copy(plot, told.out)
+        for phases in work.glob("phases.jsonl"):
+            shutil.copy(phases, told.out)
+        report.write()
+        if told.work is None:
+            shutil.rmtree(work, ignore_errors=True)
+        if told.simulate:
+            shutil.rmtree(os.environ["SIMULATED_GPU"], ignore_errors=True)
+    missed = [one["figure"] for one in report.figures if one["holds"] is False]
+    report.say(f"{'all figures hold' if report.good else f'not all is well; missed: {missed}'}; result in {told.out}")
+    return 0 if report.good else 1
+
+
+def facts(*, simulated: bool) -> dict[str, object]:
+    """What the result is about."""
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    return {
+        "device": _text(pynvml.nvmlDeviceGetName(handle)),
+        "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
+        "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+        "simulated": simulated,
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "pilotlight": pilotlight.__version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "processors": os.cpu_count(),
+    }
+
+
+async def _steps(told: argparse.Namespace, bed: Bed, nvcc: str) -> None:
+    building: Building | None = None
+
+    async def prepare() -> None:
+        nonlocal building
+        building = await _prepare(bed, told, nvcc)
+
+    steps: dict[str, Step] = {
+        "inventory": lambda: inventory.run(bed),
+        "cold": lambda: coldstart.run(bed),
+        "swap": lambda: swap.run(bed),
+        "kill": lambda: kill.run(bed),
+        "serial": lambda: serial.run(bed),
+        "sharing": lambda: sharing.run(bed),
+        "misbehave": lambda: misbehave.run(bed),
+        "fit": lambda: fit.run(bed, building),
+    }
+    end_s = time.monotonic() + told.limit - LAST_S
+    try:
+        for name, step in {"prepare": prepare, **{name: steps[name] for name in told.steps.split(",")}}.items():
+            if name != "prepare" and not bed.weights_bytes:
+                bed.report.skipped(name, "there are no models")
+                continue
+            if name != "inventory" and bed.weights_bytes and not bed.device_bytes:
+                await _one(bed, "inventory", steps["inventory"], end_s)
+            await _one(bed, name, step, end_s)
+    finally:
+        if building is not None:
+            building.stop()
+
+
+async def _one(bed: Bed, name: str, step: Step, end_s: float) -> None:
+    """One step within its time. What it raises is its failure, and is printed."""
+    began_s = time.monotonic()
+    limit_s = min(LIMITS_S[name] * (SIMULATED_LONGER if bed.simulated else 1), end_s - began_s)
+    if limit_s <= 0:
+        bed.report.skipped(name, "no time is left")
+        return
+    try:
+        async with asyncio.timeout(limit_s):
+            await step()
+    except TimeoutError:
+        bed.report.failed(name, f"took longer than {limit_s:.0f} s")
+    except Exception as error:  # noqa: BLE001 - whatever ends a step is its result, and must not end the next
+        bed.report.failed(name, f"{type(error).__name__}: {str(error)[:400]}")
+        traceback.print_exc()
+    bed.report.took(name, time.monotonic() - began_s)
+    bed.report.say(f"{name:<10} took {time.monotonic() - began_s:.1f} s")
+    bed.report.write()
+
+
+async def _prepare(bed: Bed, told: argparse.Namespace, nvcc: str) -> Building | None:
+    """Models on disk, the rate of copies to the device, and the build of llama.cpp in the background."""
+    device = "cuda" if not bed.simulated else "cpu" if told.engine == "torch" else "none"
+    argv = [sys.executable, "-E", str(ENGINES / "make_models.py"), str(bed.folder / "models")]
+    argv += ["--device", device, "--models", json.dumps(bed.shapes)]
+    made = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        printed, errors = await made.communicate()
+    finally:
+        if made.returncode is None:
+            made.kill()
+    if made.returncode != 0:
+        raise GpuRunError(f"models cannot be made: {errors.decode()[-300:]}")
+    found = json.loads(printed.splitlines()[-1])
+    bed.report.facts |= {key: value for key, value in found.items() if key != "weights_bytes"}
+    bed.weights_bytes, bed.copy_bytes_per_s = found["weights_bytes"], found["copy_bytes_per_s"]
+    for name, size in bed.weights_bytes.items():
+        bed.report.row("prepare", f"model {name}", size / 1e9, "GB")
+    bed.report.row("prepare", "host to device, pinned memory", bed.copy_bytes_per_s / 1e9, "GB/s")
+    if bed.simulated or "fit" not in told.steps.split(","):
+        return None
+    if not told.llama_server and (not nvcc or not (told.kit / SOURCE).exists()):
+        bed.report.skipped("llama.cpp", "there is no nvcc, or no source in the kit")
+        return None
+    (bed.folder / "llama").mkdir()
+    return Building(told.kit, bed.folder / "llama", nvcc, found["capability"], ready=told.llama_server)
+
+
+def _give_up(report: Report, limit_s: float) -> None:
+    """The last resort: something blocks, so that no step limit could end it."""
+    report.failed("run", f"took longer than {limit_s:g} s and was ended")
+    report.write()
+    os._exit(1)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,167 @@
+"""A simulated NVML: the part of NVIDIA's Python bindings that Pilotlight calls, for runs without a GPU.
+
+Put this folder first on PYTHONPATH and set SIMULATED_GPU to a folder. Simulated engines call `allocate`; the memory of
+a process that ended stays in use for LINGER_S, as it does on a real device while the driver frees it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+UUID = "GPU-51313131-0000-4000-8000-000000000000"
+PRODUCT = "Simulated GPU"
+DRIVER = "580.0"
+TOTAL_BYTES = 8 << 30
+RESERVED_BYTES = 64 << 20
+"""Held by the driver: no process gets it."""
+LINGER_S = 0.15
+nvmlMemory_v2 = 2  # noqa: N816 - the name that NVML has
+NVML_ERROR_NOT_SUPPORTED = 3
+
+
+class NVMLError(Exception):
+    """The error of the bindings."""
+
+    def __init__(self, value: int = NVML_ERROR_NOT_SUPPORTED) -> None:
+        super().__init__("Not Supported")
+        self.value = value
+
+
+class NVMLError_FunctionNotFound(NVMLError):  # noqa: N801, N818 - the name that the bindings have
+    """An older driver."""
+
+
+class OutOfMemoryError(Exception):
+    """What CUDA reports when an allocation does not fit."""
+
+
+class Memory(NamedTuple):
+    """Bytes of a device."""
+
+    total: int
+    reserved: int
+    used: int
+    free: int
+
+
+class Process(NamedTuple):
+    """One process that holds memory of a device."""
+
+    pid: int
+    usedGpuMemory: int  # noqa: N815 - the name that NVML has
+
+
+def allocate(size_bytes: int) -> None:
+    """Sets what this process holds of the device. Raises OutOfMemoryError."""
+    with _locked() as folder:
+        others = sum(size for pid, size in _holders(folder).items() if pid != os.getpid())
+        free = TOTAL_BYTES - RESERVED_BYTES - others
+        if size_bytes > free:
+            raise OutOfMemoryError(f"CUDA out of memory: {size_bytes >> 20} MiB wanted, {free >> 20} MiB free")
+        (folder / str(os.getpid())).write_text(str(size_bytes))
+
+
+def nvmlInit() -> None:  # noqa: N802 - this and the following names are NVML's
+    """Nothing to initialise."""
+
+
+def nvmlSystemGetDriverVersion() -> str:  # noqa: N802
+    """The simulated driver's version."""
+    return DRIVER
+
+
+def nvmlDeviceGetCount() -> int:  # noqa: N802
+    """One device."""
+    return 1
+
+
+def nvmlDeviceGetHandleByIndex(index: int) -> str:  # noqa: N802
+    """The UUID serves as the handle."""
+    return UUID
+
+
+def nvmlDeviceGetHandleByUUID(uuid: str) -> str:  # noqa: N802
+    """The UUID serves as the handle."""
+    return uuid
+
+
+def nvmlDeviceGetUUID(handle: str) -> str:  # noqa: N802
+    """The device's UUID."""
+    return handle
+
+
+def nvmlDeviceGetName(handle: str) -> str:  # noqa: N802
+    """The product."""
+    return PRODUCT
+
+
+def nvmlDeviceGetMigMode(handle: str) -> list[int]:  # noqa: N802
+    """As on a product without MIG."""
+    raise NVMLError
+
+
+def nvmlDeviceGetMemoryInfo(handle: str, version: int = 1) -> Memory:  # noqa: N802
+    """Version 1 counts reserved memory as used, version 2 counts it apart."""
+    with _locked() as folder:
+        used = sum(_holders(folder).values())
+    free = TOTAL_BYTES - RESERVED_BYTES - used
+    return Memory(TOTAL_BYTES, RESERVED_BYTES, used if version == nvmlMemory_v2 else used + RESERVED_BYTES, free)
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle: str) -> list[Process]:  # noqa: N802
+    """Everyone who holds memory."""
+    with _locked() as folder:
+        return [Process(pid, size) for pid, size in _holders(folder).items()]
+
+
+def nvmlDeviceGetGraphicsRunningProcesses(handle: str) -> list[Process]:  # noqa: N802
+    """Nobody draws."""
+    return []
+
+
+def nvmlDeviceGetMPSComputeRunningProcesses(handle: str) -> list[Process]:  # noqa: N802
+    """There is no MPS daemon."""
+    return []
+
+
+@contextmanager
+def _locked() -> Iterator[Path]:
+    folder = Path(os.environ["SIMULATED_GPU"])
+    folder.mkdir(exist_ok=True, parents=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+def _holders(folder: Path) -> dict[int, int]:
+    """Bytes by pid, of the living and of those that ended less than LINGER_S ago."""
+    found: dict[int, int] = {}
+    for path in folder.iterdir():
+        if not path.name.isdecimal():
+            continue
+        pid, ended = int(path.name), folder / f"{path.name}.ended"
+        if _lives(pid):
+            found[pid] = int(path.read_text() or 0)
+            continue
+        if not ended.exists():
+            ended.write_text(str(time.time()))
+        if time.time() - float(ended.read_text()) < LINGER_S:
+            found[pid] = int(path.read_text() or 0)
+        else:
+            path.unlink()
+            ended.unlink()
+    return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in {"Z", "X"}

@@ -1,0 +1,93 @@
+"""Step `cold`: from zero to the first token, through Pilotlight and by hand, from the page cache and from disk."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.gpu import plots
+from tests.gpu.bed import Bed, GpuRunError, call, drop_from_page_cache, listens, read_into_page_cache
+from tests.kit.serving import Serving
+
+RATIO_MAX = 1.3
+MODEL = "large"
+
+Prepare = Callable[[Path], None]
+
+
+async def run(bed: Bed) -> None:
+    """Rounds of both sides in turn; then the limit that the cold start is compared with."""
+    taken = _Taken(bed)
+    document = bed.model("cold", MODEL, "--slots", "1", idleSeconds=0.2, residencySeconds=0)
+    async with bed.serving("cold", document) as serve:
+        for _ in range(1 if bed.quick else 2):
+            await taken.both(serve, "page cache", read_into_page_cache)
+        await taken.both(serve, "disk", drop_from_page_cache)
+    await taken.by_hand("no weights", "--empty")
+    taken.report()
+
+
+class _Taken:
+    """Seconds to the first token by side and source of the weights, and the phases of the last start of each."""
+
+    def __init__(self, bed: Bed) -> None:
+        self._bed = bed
+        self._weights = bed.weights(MODEL) / "model.safetensors"
+        self._seconds: dict[str, list[float]] = {}
+        self._phases: dict[str, dict[str, float]] = {}
+
+    async def both(self, serve: Serving, source: str, prepare: Prepare) -> None:
+        """One start by hand, one through Pilotlight."""
+        prepare(self._weights)
+        await self.by_hand(source)
+        prepare(self._weights)
+        began_s = time.time()
+        result = await call(serve.url, "cold")
+        assert result.first_byte_s is not None
+        self._note(f"Pilotlight, {source}", began_s, result.first_byte_s)
+        self._bed.report.keep("cold", f"server timing, {source}", result.server_timing)
+        await serve.zero("cold", 60.0)
+        too_soon = self._bed.reused_too_soon(began_s)
+        if too_soon:
+            raise GpuRunError(f"{too_soon} starts over memory that was not free")
+
+    async def by_hand(self, source: str, *words: str) -> None:
+        """The same command without Pilotlight."""
+        began_s = time.time()
+        with self._bed.by_hand("cold", MODEL, "--slots", "1", *words) as (process, port):
+            await listens(process, port)
+            await call(f"http://127.0.0.1:{port}", "cold")
+            first_s = next(one.at_s for one in self._bed.phases(began_s) if one.phase == "first token")
+        await self._bed.until_free([process.pid])
+        self._note(f"by hand, {source}", began_s, first_s - began_s)
+
+    def report(self) -> None:
+        """The figures and the plot."""
+        report, bed = self._bed.report, self._bed
+        middle = {label: statistics.median(values) for label, values in self._seconds.items()}
+        report.keep("cold", "seconds", self._seconds)
+        report.keep("cold", "phases", self._phases)
+        plots.bars(bed.folder / "coldstart.svg", "Cold start, from zero to the first token", "s", self._phases)
+        initialisation = middle["by hand, no weights"]
+        copy_s = bed.weights_bytes[MODEL] / bed.copy_bytes_per_s if bed.copy_bytes_per_s else 0.0
+        report.row("cold", "bytes / measured host-to-device rate", copy_s, "s")
+        report.row("cold", "the engine's own initialisation", initialisation, "s", "a start that reads no weights")
+        ratio = middle["Pilotlight, page cache"] / max(copy_s, initialisation)
+        holds = None if bed.simulated else ratio <= RATIO_MAX
+        report.figure("cold", "page cache, over the larger of the two", ratio, f"<= {RATIO_MAX}", holds=holds)
+        for source in ("page cache", "disk"):
+            over = middle[f"Pilotlight, {source}"] - middle[f"by hand, {source}"]
+            report.row("cold", f"{source}: Pilotlight beyond by hand", over, "s")
+
+    def _note(self, label: str, began_s: float, seconds: float) -> None:
+        parts, at_s = dict[str, float](), began_s
+        for row in self._bed.phases(began_s, "cold"):
+            parts["decide and spawn" if row.phase == "process" else row.phase] = max(0.0, row.at_s - at_s)
+            at_s = row.at_s
+        parts["to the client"] = max(0.0, began_s + seconds - at_s)
+        self._seconds.setdefault(label, []).append(seconds)
+        self._phases[label] = parts
+        shown = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if value >= 0.005)
+        self._bed.report.row("cold", label, seconds, "s", shown)

@@ -1,0 +1,126 @@
+"""Step `fit`: what Pilotlight counts for a Model, compared with the most that its engine was seen to use.
+
+llama.cpp: the count comes from the GGUF header, and the engine takes what it needs. An engine that pages its cache
+(vLLM's command line, `gpu.memory: auto`): the count comes from config.json, and the engine is told to take it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from tests.gpu import llama
+from tests.gpu.bed import ENGINES, Bed, GpuRunError, call, document
+from tests.gpu.llama import Building
+from tests.kit.serving import Document, Serving
+
+OVER_MAX, UNDER_MAX = 0.10, 0.03
+MIB = 1 << 20
+
+
+class Case(NamedTuple):
+    """One Model, and its weights in words."""
+
+    document: Document
+    words: str
+
+
+async def run(bed: Bed, building: Building | None) -> None:
+    """Both kinds, one engine at a time."""
+    scripts = bed.folder / "bin"
+    scripts.mkdir(exist_ok=True)
+    paged(bed, scripts / "vllm")
+    cases = [
+        Case(_document(f"paged-{name}", "vllm", bed.weights(name), tokens, slots), f"{name}, {slots} x {tokens} tokens")
+        for name, tokens, slots in (("small", 4096, 4), ("medium", 16384, 2), ("large", 8192, 4))
+    ]
+    await _cases(bed, "fit-paged", cases, scripts)
+    if bed.simulated and importlib.util.find_spec("xllamacpp") is not None:
+        await _on_cpu(bed)
+    if building is None:
+        return
+    files = {name: await asyncio.to_thread(building.gguf, name, bed.shapes[name]) for name in ("small", "medium")}
+    server = await building.wait()
+    bed.report.row("fit", "llama.cpp", building.said)
+    if server is None:
+        return
+    words = ["--flash-attn", "off"] if building.without_flash_attention else []
+    cases = [
+        Case(
+            _document(f"llama-{name}-{tokens}", "llama.cpp", files[name], tokens, slots, args=words),
+            f"{name} as GGUF, {slots} x {tokens} tokens",
+        )
+        for name, tokens, slots in (("small", 4096, 4), ("small", 32768, 1), ("medium", 8192, 4))
+    ]
+    await _cases(bed, "fit-llama", cases, server.parent)
+
+
+async def _cases(bed: Bed, name: str, cases: Sequence[Case], programs: Path) -> None:
+    async with bed.serving(name, *(one.document for one in cases), path=str(programs)) as serve:
+        for one in cases:
+            await _case(bed, serve, one)
+
+
+async def _on_cpu(bed: Bed) -> None:
+    """A real llama.cpp server on the CPU: its resident memory is reported, and compared with nothing."""
+    file = bed.folder / "small.gguf"
+    llama.write(file, bed.shapes["small"])
+    async with bed.serving("fit-cpu", _document("llama-cpu", "llama.cpp", file, 1024, 2)) as serve:
+        fit = serve.get("/api/v1/explain/fit/llama-cpu")
+        assert isinstance(fit, Mapping)
+        await call(serve.url, "llama-cpu")
+        (pid,) = serve.engines("llama-cpu")
+        resident = psutil.Process(pid).memory_info().rss
+    bed.report.row(
+        "fit", "llama-cpu predicted", int(fit["memory_bytes"]) // MIB, "MiB", f"resident {resident // MIB} MiB"
+    )
+
+
+def paged(bed: Bed, script: Path) -> None:
+    """Our engine with vLLM's command line."""
+    argv = [sys.executable, "-E", str(ENGINES / "server.py")]
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@" {shlex.join(bed.backend)}\n')
+    script.chmod(0o755)
+
+
+def _document(name: str, engine: str, weights: Path, tokens: int, slots: int, **more: object) -> Document:
+    gpu = {} if engine == "llama.cpp" else {"gpu": {"memory": "auto"}}
+    return document(
+        name, engine=engine, artifact=f"file://{weights}", contextTokens=tokens, slots=slots, idleSeconds=1,
+        residencySeconds=0, **gpu, **more,
+    )  # fmt: skip
+
+
+async def _case(bed: Bed, serve: Serving, case: Case) -> None:
+    metadata = case.document["metadata"]
+    assert isinstance(metadata, Mapping)
+    name = str(metadata["name"])
+    fit = serve.get(f"/api/v1/explain/fit/{name}")
+    assert isinstance(fit, Mapping)
+    predicted = int(fit["memory_bytes"])
+    before = bed.watch.look().used_bytes
+    try:
+        await call(serve.url, name, prompt="word " * 600)
+    except GpuRunError as error:
+        bed.tail(serve)
+        bed.report.figure("fit", f"{case.words}: {error}", None, "within 10 %", holds=False)
+        return
+    (pid,) = serve.engines(name)
+    measured = bed.watch.peak(pid)
+    listed = measured > 0
+    if not listed:
+        measured = bed.watch.look().used_bytes - before
+    await serve.zero(name, 60.0)
+    parts = {part["name"]: part["bytes"] // MIB for part in fit["needs"]["parts"]}
+    note = f"measured {measured // MIB} MiB{'' if listed else ' (device)'}; parts {parts}"
+    bed.report.row("fit", f"{name} predicted", predicted // MIB, "MiB", note)
+    over = predicted / measured - 1
+    holds = -UNDER_MAX <= over <= OVER_MAX
+    bed.report.figure("fit", f"{name}: predicted / measured - 1", over, "-0.03 to 0.10", holds=holds)

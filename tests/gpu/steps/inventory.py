@@ -1,0 +1,65 @@
+"""Step `inventory`: devices as Pilotlight reports them, compared with nvidia-smi."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pynvml
+
+from tests.gpu.bed import Bed, GpuRunError
+
+FIELDS = ("uuid", "name", "memory.total", "memory.reserved", "mig.mode.current", "driver_version")
+MIB = 1 << 20
+ROUNDED_BYTES = 2 * MIB
+"""nvidia-smi rounds to MiB, each of two numbers."""
+
+
+async def run(bed: Bed) -> None:
+    """Product, memory and number of devices must be equal."""
+    rows = smi()
+    async with bed.serving("inventory", bed.model("small", "small")) as serve:
+        found = serve.get("/api/v1/devices")
+    if not isinstance(found, list) or not found:
+        raise GpuRunError("Pilotlight reports no device")
+    devices = {str(one["device"]): one for one in found}
+    own = devices.get(bed.uuid)
+    if own is None:
+        raise GpuRunError(f"Pilotlight does not report {bed.uuid}, only {[*devices]}")
+    bed.device_bytes = int(own["memory_bytes"])
+    line = next(row for row in rows if row["uuid"] == bed.uuid)
+    usable = (int(line["memory.total"]) - int(line["memory.reserved"])) * MIB
+    say = bed.report.row
+    say("inventory", "devices, Pilotlight", len(devices))
+    say("inventory", "devices, nvidia-smi", len(rows))
+    say("inventory", "product, Pilotlight", str(own["product"]))
+    say("inventory", "product, nvidia-smi", line["name"])
+    say("inventory", "memory, Pilotlight", bed.device_bytes // MIB, "MiB")
+    say(
+        "inventory", "memory, nvidia-smi", int(line["memory.total"]), "MiB", f"{line['memory.reserved']} of it reserved"
+    )
+    say("inventory", "MIG mode, NVML", mig_mode(bed.uuid))
+    say("inventory", "MIG mode, nvidia-smi", line["mig.mode.current"])
+    equal = {*devices} == {row["uuid"] for row in rows} and own["product"] == line["name"]
+    equal = equal and mig_mode(bed.uuid) == line["mig.mode.current"]
+    bed.report.figure("inventory", "same devices, products and MIG modes", float(equal), "1", holds=equal)
+    off = bed.device_bytes - usable
+    within = abs(off) <= ROUNDED_BYTES
+    bed.report.figure("inventory", "memory over what processes can use, MiB", off / MIB, "0, rounded", holds=within)
+
+
+def mig_mode(uuid: str) -> str:
+    """As nvidia-smi writes it."""
+    try:
+        current, _ = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+            raise
+        return "[N/A]"
+    return "Enabled" if current else "Disabled"
+
+
+def smi() -> list[dict[str, str]]:
+    """What nvidia-smi prints of each device."""
+    argv = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+    printed = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout
+    return [dict(zip(FIELDS, line.split(", "), strict=True)) for line in printed.splitlines() if line]

@@ -1,0 +1,76 @@
+"""Step `misbehave`: engines that leak, take more than they claimed, or leave a worker behind: detected and reported."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from functools import partial
+
+from tests.gpu.bed import Bed, GpuRunError, call, seen
+from tests.kit.serving import Serving
+
+REPORTED_S = 25.0
+"""For a report of too much memory: Pilotlight measures engines that serve every 10 s."""
+LEAKS = 5
+SAYS = "more device memory than its claim"
+
+
+async def run(bed: Bed) -> None:
+    """Three engines beside each other."""
+    step, claim = (64, 512 << 20) if bed.simulated else (512, 0)
+    documents = [
+        bed.model("leaky", "small", "--leak-mib", str(step), memory_bytes=claim),
+        bed.model("greedy", "small", "--excess-mib", str(8 * step), memory_bytes=claim),
+        bed.model("orphan", "small", "--worker-mib", str(step), memory_bytes=claim),
+    ]
+    async with bed.serving("misbehave", *documents) as serve:
+        for name in ("leaky", "greedy", "orphan"):
+            await call(serve.url, name)
+        began_s = time.time()
+        needed = 2 * LEAKS if bed.simulated else LEAKS
+        await asyncio.gather(_leak(serve, needed), _orphan(bed, serve))
+        for name in ("greedy", "leaky"):
+            found = await seen(partial(_said, serve, name), REPORTED_S)
+            after = time.time() - began_s
+            bed.report.figure("misbehave", f"{name}: reported", float(bool(found)), "1", holds=bool(found))
+            bed.report.row("misbehave", f"{name}: reported after", after if found else None, "s", (found or "")[:160])
+
+
+async def _leak(serve: Serving, times: int) -> None:
+    for _ in range(times):
+        await call(serve.url, "leaky")
+
+
+async def _orphan(bed: Bed, serve: Serving) -> None:
+    """Kills the engine; its worker, in a session of its own, must go before the next start."""
+    (pid,) = serve.engines("orphan")
+    if not await seen(lambda: len(_group(serve, pid)) > 1, 30.0):
+        raise GpuRunError("the worker was not started")
+    (worker,) = (one for one in _group(serve, pid) if one != pid)
+    held = await seen(lambda: bed.watch.look().by_pid.get(worker, 0), 30.0)
+    bed.report.row("misbehave", "orphan: memory of its worker", (held or 0) >> 20, "MiB")
+    began_s = time.time()
+    os.kill(pid, signal.SIGKILL)
+    await seen(lambda: worker not in serve.marked(), 30.0)
+    ended_s = time.time() - began_s
+    await bed.until_free([pid, worker])
+    bed.report.row("misbehave", "orphan: engine killed -> worker ended", ended_s, "s")
+    await call(serve.url, "orphan")
+    gone = worker not in serve.marked()
+    bed.report.figure("misbehave", "orphan: its worker was ended", float(gone), "1", holds=gone)
+
+
+def _group(serve: Serving, pid: int) -> list[int]:
+    """Processes with the mark of the Replica whose main process this is."""
+    from autoscaler.drivers.processes import mark_of
+
+    mark = mark_of(pid)
+    return [one for one in serve.marked() if mark_of(one) == mark]
+
+
+def _said(serve: Serving, name: str) -> str:
+    """The line in which `serve` says so of a Model."""
+    lines = [line for line in serve.said().splitlines() if SAYS in line and f"{name}-" in line]
+    return lines[0] if lines else ""

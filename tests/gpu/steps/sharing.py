@@ -1,0 +1,125 @@
+"""Step `sharing`: two engines on one device, time-sliced and under MPS with memory limits; requests a second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from loadtest.client import Client
+from loadtest.result import Ending
+from tests.gpu.bed import Bed, GpuRunError, call, shot
+from tests.kit.serving import Serving
+
+CONTROL = "nvidia-cuda-mps-control"
+NAMES = ("share-a", "share-b")
+PROMPT_TOKENS, TOKENS, AT_ONCE = 2048, 4, 2
+"""Long prompts and short answers: the GPU is what limits, not Python."""
+OVER_LIMIT = "import torch; torch.empty(3 << 30, dtype=torch.uint8, device='cuda')"
+"""Takes more than the limit of 2 GiB that it is started with."""
+
+
+async def run(bed: Bed) -> None:
+    """First without the daemon, then with it."""
+    await _measure(bed, "time-slicing", {})
+    if shutil.which(CONTROL) is None:
+        bed.report.row("sharing", "MPS", "skipped", "", f"{CONTROL} is not on the PATH")
+        return
+    async with mps(bed) as env:
+        if env is None:
+            return
+        limit = bed.need_bytes("large") >> 20
+        _limit_holds(bed, env)
+        await _measure(bed, "MPS", env | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}MB"})
+
+
+@asynccontextmanager
+async def mps(bed: Bed) -> AsyncIterator[dict[str, str] | None]:
+    """The MPS daemon with pipes of its own; gives what its clients need in their environment."""
+    folder = bed.folder / "mps"
+    env = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
+    for path in env.values():
+        Path(path).mkdir(parents=True)
+    started = subprocess.run(
+        [CONTROL, "-d"], env=os.environ | env, capture_output=True, text=True, timeout=20, check=False
+    )
+    if started.returncode != 0:
+        why = (started.stderr or started.stdout).strip()[:120]
+        bed.report.row("sharing", "MPS", "skipped", "", f"the daemon cannot be started: {why}")
+        yield None
+        return
+    try:
+        yield env
+    finally:
+        subprocess.run(
+            [CONTROL], input="quit\n", env=os.environ | env, capture_output=True, text=True, timeout=20, check=False
+        )
+
+
+def _limit_holds(bed: Bed, env: dict[str, str]) -> None:
+    more = {"CUDA_VISIBLE_DEVICES": bed.uuid, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2G"}
+    tried = subprocess.run(
+        [sys.executable, "-E", "-c", OVER_LIMIT], env=os.environ | env | more, capture_output=True, text=True,
+        timeout=40, check=False,
+    )  # fmt: skip
+    last = (tried.stderr.strip().splitlines() or [""])[-1][:100]
+    refused = tried.returncode != 0 and "out of memory" in tried.stderr
+    bed.report.figure(
+        "sharing", f"MPS: 3 GiB over a limit of 2 GiB refused ({last})", float(refused), "1", holds=refused
+    )
+
+
+async def _measure(bed: Bed, how: str, env: dict[str, str]) -> None:
+    seconds = 1.0 if bed.simulated else 2.5 if bed.quick else 4.0
+    words = ["--prompt-tokens", str(PROMPT_TOKENS), "--context-tokens", str(PROMPT_TOKENS + 64)]
+    documents = [bed.model(name, "large", *words, env=env) for name in NAMES]
+    async with bed.serving(f"sharing-{how}", *documents) as serve:
+        try:
+            await asyncio.gather(*(call(serve.url, name) for name in NAMES))
+        except GpuRunError:
+            bed.tail(serve)
+            raise
+        if env:
+            _listed(bed, serve)
+        alone = [await _rate(serve, name, seconds) for name in NAMES]
+        together = sum(await asyncio.gather(*(_rate(serve, name, seconds) for name in NAMES)))
+    for name, rate in zip(NAMES, alone, strict=True):
+        bed.report.row("sharing", f"{how}: {name} alone", rate, "req/s")
+    bed.report.row("sharing", f"{how}: both together, sum", together, "req/s")
+    ratio = together / max(alone)
+    bed.report.figure("sharing", f"{how}: together over the faster alone", ratio, "reported", holds=None)
+
+
+def _listed(bed: Bed, serve: Serving) -> None:
+    """Whether NVML lists clients of the daemon, on which proofs of free memory rest."""
+    pids, look = serve.engines(), bed.watch.look()
+    found = {pid: look.by_pid[pid] >> 20 for pid in pids if pid in look.by_pid}
+    bed.report.row("sharing", "MPS clients that NVML lists", f"{len(found)} of {len(pids)}", "", f"MiB {found}")
+    known = sum(bool(record.gpu_pids) for record in serve.records())
+    bed.report.row("sharing", "MPS clients whose memory Pilotlight measures", f"{known} of {len(pids)}")
+
+
+async def _rate(serve: Serving, name: str, seconds: float) -> float:
+    """Requests a second of a closed loop."""
+    end_s, count = time.monotonic() + seconds, 0
+    began_s = time.monotonic()
+
+    async def loop() -> None:
+        nonlocal count
+        client = Client(serve.url, reuse=True)
+        with contextlib.closing(client):
+            while time.monotonic() < end_s:
+                result = await client.send(shot(name, tokens=TOKENS))
+                if result.ending is not Ending.COMPLETED:
+                    raise GpuRunError(f"a request for {name} ended as {result.ending} {result.code}")
+                count += 1
+
+    await asyncio.gather(*(loop() for _ in range(AT_ONCE)))
+    return count / (time.monotonic() - began_s)

@@ -1,0 +1,118 @@
+"""The GPU run itself, with a simulated device: every step runs, every figure holds, and what is missing is one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import kit, llama, main, prerequisites
+from tests.gpu.watch import Sample, Watch
+
+RUN = Path(__file__).parent / "run"
+FIGURES = {
+    "inventory": 2,
+    "cold": 1,
+    "swap": 2,
+    "kill": 3,
+    "serial": 3,
+    "sharing": 1,
+    "misbehave": 3,
+    "fit": 3,
+}  # fmt: skip
+"""Figures of each step without a GPU."""
+
+
+@pytest.mark.parametrize("steps", ["inventory,cold,swap,kill", "serial,sharing,misbehave,fit"])
+def test_every_step_runs_on_a_simulated_device_and_its_figures_hold(tmp_path: Path, steps: str) -> None:
+    argv = [sys.executable, str(RUN), "--simulate", "--quick", "--steps", steps, "--out", str(tmp_path / "out")]
+    ran = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
+    print(ran.stdout, ran.stderr)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    failed = {name: step for name, step in result["steps"].items() if {"failed", "skipped"} & step.keys()}
+    assert ran.returncode == 0
+    assert not failed
+    assert result["facts"]["simulated"] is True
+    found = [one["step"] for one in result["figures"]]
+    asked = {"inventory", *steps.split(",")}
+    assert {step: found.count(step) for step in asked} == {step: FIGURES[step] for step in asked}
+    plots = {path.name for path in (tmp_path / "out").glob("*.svg")}
+    assert plots == ({"coldstart.svg", "swap.svg"} if "cold" in steps else set())
+
+
+def test_unknown_step_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.options(["--steps", "inventory,hot"])
+    assert "no step is called hot" in capsys.readouterr().err
+
+
+def test_missing_driver_is_one_line() -> None:
+    found = prerequisites.check(simulated=False, driver="libno-such-driver.so")
+    assert [line for line in found.fatal if line.startswith("no NVIDIA driver: ")] == [
+        "no NVIDIA driver: libno-such-driver.so cannot be loaded; use --simulate to run without a GPU"
+    ]
+
+
+def test_driver_older_than_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prerequisites, "driver_cuda", lambda _: (12, 4))
+    monkeypatch.setattr(prerequisites, "torch_cuda", lambda: (13, 0))
+    (line,) = (line for line in prerequisites.check(simulated=False).fatal if "driver" in line)
+    assert line == (
+        "the NVIDIA driver is too old: it supports CUDA 12.4, and this PyTorch needs CUDA 13.0; "
+        "install a newer driver or an older PyTorch"
+    )
+
+
+def test_missing_torch_and_nvcc_are_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prerequisites, "driver_cuda", lambda _: (13, 0))
+    monkeypatch.setattr(prerequisites, "torch_cuda", lambda: None)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    found = prerequisites.check(simulated=False)
+    assert found.fatal[0].startswith("no PyTorch with CUDA in this Python: ")
+    assert found.skipped == ("no nvcc on the PATH or in /usr/local/cuda/bin: the steps with llama.cpp are skipped",)
+    assert not found.nvcc
+
+
+def test_torch_version_is_read_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "version.py").write_text("__version__ = '2.11.0'\ncuda: Optional[str] = '13.0'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert prerequisites.torch_cuda() == (13, 0)
+    (package / "version.py").write_text("__version__ = '2.11.0+cpu'\ncuda: Optional[str] = None\n")
+    assert prerequisites.torch_cuda() is None
+
+
+def test_kit_takes_the_part_of_the_source_that_the_server_needs(tmp_path: Path) -> None:
+    """Also of names longer than 100 bytes, which a tar file keeps in an extended header."""
+    long = "ggml/src/ggml-cuda/template-instances/fattn-mma-f16-instance-ncols1_16-ncols2_2.cu"
+    wanted = [long, "CMakeLists.txt", "tools/server/server.cpp"]
+    others = ["models/vocabulary.gguf", "ggml/src/ggml-vulkan/vulkan.cpp", "tools/ui/src/app.ts"]
+    package = tmp_path / "package.tar.gz"
+    with tarfile.open(package, "w:gz") as archive:
+        for name in wanted + others:
+            member = tarfile.TarInfo(f"package-2026.10.11549/thirdparty/llama.cpp/{name}")
+            member.size = 4
+            archive.addfile(member, io.BytesIO(b"text"))
+    kit.pack(package, tmp_path / llama.SOURCE)
+    with tarfile.open(tmp_path / llama.SOURCE) as packed:
+        assert sorted(packed.getnames()) == sorted(wanted)
+
+
+def test_start_over_memory_of_an_ended_process_is_found() -> None:
+    """Process 7 ended before the start at 1.0 and still held memory after it; 8 ended later and held it for no look."""
+    watch = Watch.__new__(Watch)
+    watch.samples = [
+        Sample(0.95, 3, {7: 1, 8: 2}, frozenset({7})),
+        Sample(1.02, 3, {7: 1, 8: 2}, frozenset({7, 8})),
+        Sample(1.10, 0, {}, frozenset()),
+    ]
+    assert watch.held_by_ended(1.0) == {7}
+    assert watch.freed_s(7) == 1.10
+    assert watch.held_by_ended(1.05) == frozenset()

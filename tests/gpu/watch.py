@@ -1,0 +1,104 @@
+"""Samples a device through NVML while the steps run: memory in use, and memory by process, living or ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pynvml
+
+EVERY_S = 0.01
+
+
+class Sample(NamedTuple):
+    """One look. `at_s`: Unix seconds, when NVML had answered."""
+
+    at_s: float
+    used_bytes: int
+    """Without what the driver reserves."""
+    by_pid: dict[int, int]
+    ended: frozenset[int]
+    """Of these processes, those that are no longer alive."""
+
+
+class Watch:
+    """A thread that looks until `stop`. A failed look is counted, and the last error kept."""
+
+    def __init__(self, uuid: str) -> None:
+        self.samples: list[Sample] = []
+        self.failures, self.error = 0, ""
+        self._uuid = uuid
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more looks."""
+        self._stopped.set()
+        self._thread.join(timeout=5)
+
+    def look(self) -> Sample:
+        """One look now."""
+        handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
+        by_pid = held(handle)
+        used = int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used)
+        return Sample(time.time(), used, by_pid, frozenset(pid for pid in by_pid if not lives(pid)))
+
+    def since(self, began_s: float) -> list[Sample]:
+        """The samples from that moment on."""
+        return [one for one in self.samples if one.at_s >= began_s]
+
+    def peak(self, pid: int, began_s: float = 0.0) -> int:
+        """The most that a process was seen to hold; 0: NVML did not list it."""
+        return max((one.by_pid.get(pid, 0) for one in self.since(began_s)), default=0)
+
+    def peak_used(self, began_s: float) -> int:
+        """The most that was in use since then."""
+        return max((one.used_bytes for one in self.since(began_s)), default=0)
+
+    def ended_s(self, pid: int) -> float | None:
+        """When a process was first seen to have ended."""
+        return next((one.at_s for one in self.samples if pid in one.ended), None)
+
+    def freed_s(self, pid: int) -> float | None:
+        """When NVML first listed a process no more that it had listed before."""
+        listed = [number for number, one in enumerate(self.samples) if pid in one.by_pid]
+        after = listed[-1] + 1 if listed else len(self.samples)
+        return self.samples[after].at_s if after < len(self.samples) else None
+
+    def held_by_ended(self, at_s: float) -> frozenset[int]:
+        """Processes that had ended by that moment, give or take one look, and held memory for longer than that."""
+        after = next((one for one in self.samples if one.at_s > at_s + EVERY_S), None)
+        if after is None:
+            return frozenset()
+        return frozenset(pid for pid in after.ended if (self.ended_s(pid) or after.at_s) <= at_s + EVERY_S)
+
+    def _run(self) -> None:
+        pynvml.nvmlInit()
+        while not self._stopped.wait(EVERY_S):
+            try:
+                self.samples.append(self.look())
+            except pynvml.NVMLError as error:
+                self.failures, self.error = self.failures + 1, str(error)
+
+
+def held(handle: object) -> dict[int, int]:
+    """Bytes by pid, of ordinary processes and of those under MPS."""
+    listed = [*pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    try:
+        listed += pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+            raise
+    return {int(one.pid): int(one.usedGpuMemory or 0) for one in listed}
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in {"Z", "X"}

@@ -1,0 +1,190 @@
+"""Runs a tier of the tests: `python -m tests.run check|fast|test|deep [OPTIONS OF PYTEST]`.
+
+A tier is a sequence of stages, and a stage is a set of parts that run at the same time. The output of the first part of
+a stage is shown as it comes; that of the others at its end, if they fail or are tests. The last lines name each part
+with its result and duration, and each missing tool with the tests that were skipped for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.cluster.building import cache
+
+ROOT = Path(__file__).parent.parent
+LOGS = ROOT / "build" / "test-logs"
+PYTHON = sys.executable
+IN_NETWORK = f"{PYTHON} -m tests.cluster.network {PYTHON}"
+WORKERS = int(os.environ.get("WORKERS", "3"))
+"""Of the process tests and of the cluster tests, which run at the same time and mostly wait. Each worker has a network
+of its own, and of the cluster tests a control plane, which takes a tenth of a core even if it is idle.
+"""
+NO_TESTS = 5
+"""Exit status of pytest if it selected no test."""
+OUTPUT_CHARACTERS_MAX = 20_000
+"""Of the output of a part that is not shown as it comes."""
+
+
+class Tool(NamedTuple):
+    """A program that some tests need."""
+
+    name: str
+    install: str
+    skipped: str
+
+
+TOOLS = (
+    Tool("go", "Debian: apt install golang, version 1.26 or newer", "all of tests/cluster; oras-go in tests/process"),
+    Tool("gcc", "Debian: apt install gcc python3-dev", "the compiled gateway"),
+    Tool("openssl", "Debian: apt install openssl", "all of tests/cluster"),
+    Tool("mmdebstrap", "Debian: apt install mmdebstrap", "tests/chart/test_image.py"),
+    Tool("docker-registry", "Debian: apt install docker-registry", "tests with a real registry in tests/process"),
+    Tool("skopeo", "Debian: apt install skopeo", "skopeo in tests/process/test_other_clients.py"),
+)
+
+
+@dataclass(eq=False)
+class Part:
+    """One command of a tier."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    status: int | None = None
+    """Exit status; None before it has ended."""
+    seconds: float = 0.0
+
+    @property
+    def log(self) -> Path:
+        """Where the output goes, if it is not shown."""
+        return LOGS / f"{self.name.replace(' ', '-')}.txt"
+
+    def run(self, *, show: bool) -> None:
+        """Runs the command to its end."""
+        begin = time.monotonic()
+        environment = {**os.environ, **self.environment}
+        if show:
+            self.status = subprocess.run(self.command, cwd=ROOT, env=environment, check=False).returncode
+        else:
+            with self.log.open("wb") as log:
+                done = subprocess.run(self.command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=False)
+            self.status = done.returncode
+        self.seconds = time.monotonic() - begin
+        if self.status == NO_TESTS and "pytest" in self.command:
+            self.status = 0
+
+
+class Stage(NamedTuple):
+    """Parts that run at the same time: the first is shown, the others run one after another behind it."""
+
+    shown: Part
+    others: Sequence[Part] = ()
+
+    def run(self) -> None:
+        """Runs all parts; shows the output of the others that failed."""
+        LOGS.mkdir(parents=True, exist_ok=True)
+        behind = threading.Thread(target=self._run_others)
+        behind.start()
+        self.shown.run(show=True)
+        behind.join()
+        for part in self.others:
+            if part.status or "pytest" in part.command:
+                print(f"\n===== {part.name} ({part.log.relative_to(ROOT)})", flush=True)
+                print(part.log.read_text(errors="replace")[-OUTPUT_CHARACTERS_MAX:], flush=True)
+
+    def _run_others(self) -> None:
+        for part in self.others:
+            part.run(show=False)
+
+
+def pytest(*words: str) -> list[str]:
+    """A run of pytest."""
+    return [PYTHON, "-m", "pytest", *words]
+
+
+def in_networks(*words: str) -> list[str]:
+    """A run of pytest whose workers have a network of their own each."""
+    return pytest("--dist", "loadgroup", "--tx", f"{WORKERS}*popen//python={IN_NETWORK}", *words)
+
+
+def checks() -> list[Part]:
+    """What `make check` runs."""
+    types = {"MYPY_CACHE_DIR": str(cache() / "mypy")}
+    return [
+        Part("ruff format", [PYTHON, "-m", "ruff", "format", "--check", "."]),
+        Part("ruff check", [PYTHON, "-m", "ruff", "check", "."]),
+        Part("import-linter", [str(Path(PYTHON).parent / "lint-imports")]),
+        Part("gates", [PYTHON, "-m", "scripts.gates"]),
+        Part("mypy", [PYTHON, "-m", "mypy"], types),
+    ]
+
+
+def builds() -> list[Part]:
+    """What is built once and kept in the cache: control planes and the compiled gateway."""
+    plane = [PYTHON, "-m", "tests.cluster.building"]
+    go = [Part("control plane", plane), Part("Karpenter", [*plane, "karpenter"])] if shutil.which("go") else []
+    return [*go, Part("build gateway", ["bash", "scripts/compiled.sh"])]
+
+
+def stages(tier: str, options: Sequence[str]) -> list[Stage]:
+    """The stages of a tier; `options` go to each run of pytest."""
+    folders = ("--ignore=tests/process", "--ignore=tests/cluster")
+    if tier == "check":
+        first, *others = checks()
+        return [Stage(first, others)]
+    if tier == "fast":
+        fast = ("-n", "2", "--dist", "worksteal", "-m", "fast", *folders)
+        return [Stage(Part("fast tests", pytest(*fast, *options, "tests")))]
+    chosen = ["-m", "not deep"] if tier == "test" else ["--hypothesis-profile=deep"]
+    words = (*chosen, *options)
+    computing = Part("computing tests", pytest("-n", "2", "--dist", "loadgroup", *folders, *words, "tests"))
+    shard = "--shard" in options
+    return [
+        Stage(computing, builds() if shard else [*checks(), *builds()]),
+        Stage(
+            Part("process tests", in_networks(*words, "tests/process")),
+            [Part("cluster tests", in_networks(*words, "tests/cluster"))],
+        ),
+        *([] if shard else [Stage(Part("compiled gateway", ["bash", "scripts/compiled.sh", "test", *chosen]))]),
+    ]
+
+
+def summary(parts: Sequence[Part], seconds: float) -> str:
+    """The last lines of a run."""
+    lines = ["", "part                 result   seconds"]
+    lines += [f"{part.name:20} {'failed' if part.status else 'passed':8} {part.seconds:7.0f}" for part in parts]
+    lines.append(f"{'together':20} {'failed' if any(part.status for part in parts) else 'passed':8} {seconds:7.0f}")
+    for tool in TOOLS:
+        if shutil.which(tool.name) is None:
+            lines.append(f"missing: {tool.name} ({tool.install}); skipped: {tool.skipped}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Exit status 1 if a part failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.run", description="Run a tier of the tests.")
+    parser.add_argument("tier", choices=("check", "fast", "test", "deep"))
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="options for pytest, e.g. --shard 3 or -x")
+    asked = parser.parse_args()
+    begin = time.monotonic()
+    shutil.rmtree(LOGS, ignore_errors=True)  # of the run before
+    parts: list[Part] = []
+    for stage in stages(asked.tier, asked.options):
+        stage.run()
+        parts += (stage.shown, *stage.others)
+    print(summary(parts, time.monotonic() - begin), flush=True)
+    return 1 if any(part.status for part in parts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""`make test` has a process or cluster test for each fault case, driver, provider and kind of adoption or slices."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from autoscaler.providers import KINDS
+from scripts.gates import ROOT
+
+REAL = [path for folder in ("process", "cluster") for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))]
+SUBJECTS = {
+    "driver local": "process/test_local_driver.py", "driver kubernetes": "cluster/test_driver.py",
+    "driver adoption": "cluster/test_adoption.py", "adopted Deployment": "cluster/test_adoption.py",
+    "adopted KubeAI model": "cluster/test_kubeai.py", "slices MIG, claims, HAMi": "cluster/test_slicing.py",
+    "slices time-sliced": "cluster/test_sharing.py", "slices by shared claims": "cluster/test_dra_sharing.py",
+    "provider cro": "cluster/test_fabric_cro.py", "provider redfish": "cluster/test_fabric_publishing.py",
+    "provider karpenter": "cluster/test_karpenter.py", "provider clusterAutoscaler": "cluster/test_nodegroups.py",
+    "provider provisioningRequest": "cluster/test_provisioning.py", "provider kueue": "cluster/test_kueue.py",
+    "commands of an operator": "process/test_operator.py", "command serve": "process/test_front_door.py",
+    "command status and explain": "process/test_command_line.py", "command doctor": "cluster/test_prerequisites.py",
+    "command weights": "process/test_peers.py", "command load": "process/test_supplied.py",
+    "commands gateway and autoscaler": "process/test_tls.py",
+}  # fmt: skip
+"""Subject -> a file of process or cluster tests that has at least one standard test of it."""
+
+
+class Function(NamedTuple):
+    """A test function of a file."""
+
+    path: Path
+    name: str
+    is_standard: bool
+
+
+def functions_of(path: Path) -> Iterator[Function]:
+    """The tests of a file, with whether the marker `standard` is on them, on their class or on the module."""
+    tree = ast.parse(path.read_text())
+    module = any(isinstance(node, ast.Assign) and "mark.standard" in ast.unparse(node) for node in tree.body)
+
+    def walk(body: list[ast.stmt], *, marked: bool) -> Iterator[Function]:
+        for node in body:
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            own = marked or any(ast.unparse(one) == "pytest.mark.standard" for one in node.decorator_list)
+            if isinstance(node, ast.ClassDef):
+                if own:  # its tests may all be inherited from a contract
+                    yield Function(path, node.name, is_standard=True)
+                yield from walk(node.body, marked=own)
+            elif node.name.startswith("test_"):
+                yield Function(path, node.name, own)
+
+    yield from walk(tree.body, marked=module)
+
+
+def test_each_fault_case_has_a_standard_test() -> None:
+    cases: dict[str, bool] = {}
+    for test in (test for path in REAL for test in functions_of(path)):
+        for case in re.findall(r"(?:case|point)_\d+", test.name):
+            cases[case] = cases.get(case, False) or test.is_standard
+    assert len(cases) > 40
+    assert [case for case, covered in sorted(cases.items()) if not covered] == []
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_each_subject_has_a_standard_test(subject: str) -> None:
+    assert any(test.is_standard for test in functions_of(ROOT / "tests" / SUBJECTS[subject]))
+
+
+def test_every_provider_is_a_subject() -> None:
+    assert {f"provider {kind}" for kind in KINDS} <= SUBJECTS.keys()
