@@ -80,9 +80,8 @@ PYTHON_VERSION ?= 3.12
 gpu-kit: venv  ## build/gpu-kit: what tests/gpu/run needs on a machine without a network, for its PYTHON_VERSION
 	@$(PY) -m tests.gpu.kit $(PYTHON_VERSION)
 
-PARTS ?= dataplane:calls dataplane:chunks plan cluster:fold
 bench-compare: venv  ## CPU time per operation of this tree relative to the commit BASE, at most ten minutes for each of PARTS; RECORD=ISSUE adds rows to bench/history.tsv
-	@$(PY) -m bench.compare --base '$(BASE)' $(if $(RECORD),--record $(RECORD)) $(PARTS)
+	@$(PY) -m bench.compare --base '$(BASE)' $(if $(RECORD),--record $(RECORD)) $(or $(PARTS),dataplane:calls dataplane:chunks plan cluster:fold)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache
