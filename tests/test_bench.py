@@ -123,6 +123,7 @@ def test_a_body_is_compact_and_at_least_as_long_as_asked_for() -> None:
     assert json.dumps(json.loads(made), separators=(",", ":")).encode() == made
 
 
+@pytest.mark.standard  # platform.platform() starts uname once per process
 async def test_the_last_line_has_every_key_and_a_failed_part_is_null_and_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
