@@ -26,9 +26,11 @@ LOGS = ROOT / "build" / "test-logs"
 PYTHON = sys.executable
 IN_NETWORK = f"{PYTHON} -m tests.cluster.network {PYTHON}"
 WORKERS = int(os.environ.get("WORKERS", "3"))
-"""Of the process tests and of the cluster tests, which run at the same time and mostly wait. Each worker has a network
-of its own, and of the cluster tests a control plane, which takes a tenth of a core even if it is idle.
+"""Of the waiting tests and of the cluster tests, which run at the same time. Each worker has a network of its own, and
+of the cluster tests a control plane, which takes a tenth of a core even if it is idle.
 """
+WAITING = ("gpu", "process", "wire")
+"""Folders of tests that mostly wait, besides those on a control plane."""
 NO_TESTS = 5
 """Exit status of pytest if it selected no test."""
 OUTPUT_CHARACTERS_MAX = 20_000
@@ -138,7 +140,7 @@ def builds() -> list[Part]:
 
 def stages(tier: str, options: Sequence[str]) -> list[Stage]:
     """The stages of a tier; `options` go to each run of pytest."""
-    folders = ("--ignore=tests/process", "--ignore=tests/cluster")
+    folders = [f"--ignore=tests/{folder}" for folder in ("cluster", *WAITING)]
     if tier == "check":
         first, *others = checks()
         return [Stage(first, others)]
@@ -152,7 +154,7 @@ def stages(tier: str, options: Sequence[str]) -> list[Stage]:
     return [
         Stage(computing, builds() if shard else [*checks(), *builds()]),
         Stage(
-            Part("process tests", in_networks(*words, "tests/process")),
+            Part("waiting tests", in_networks(*words, *(f"tests/{folder}" for folder in WAITING))),
             [Part("cluster tests", in_networks(*words, "tests/cluster"))],
         ),
         *([] if shard else [Stage(Part("compiled gateway", ["bash", "scripts/compiled.sh", "test", *chosen]))]),

@@ -62,7 +62,11 @@ class Failures:
 def command(test: str) -> str:
     """The shell command that runs one test."""
     python = ".venv/bin/python"
-    network = f"{python} -m tests.cluster.network " if test.startswith(("tests/cluster/", "tests/process/")) else ""
+    network = (
+        f"{python} -m tests.cluster.network "
+        if test.startswith(("tests/cluster/", "tests/gpu/", "tests/process/", "tests/wire/"))
+        else ""
+    )
     return f"{network}{python} -m pytest {shlex.quote(test)}"
 
 

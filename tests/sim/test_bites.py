@@ -95,7 +95,7 @@ def idle_at_once(patch: pytest.MonkeyPatch) -> None:
         (unknown_that_is_zero, "unknown is not zero:"),
         (only_the_newest_grant_counts, "hold rule:"),
         (free_before_it_is_clean, "I5:"),
-        (no_residency, "I6:"),
+        pytest.param(no_residency, "I6:", marks=pytest.mark.deep),
         (idle_at_once, "I6:"),
         (never_idle, "I8:"),
         (bytes_without_bound, "I12:"),

@@ -45,7 +45,9 @@ class Lives:
         return [end_s - self.ready_s.get(id, math.inf) for id, end_s in self.ended_s.items()]
 
 
-@pytest.mark.parametrize("shape", ["sine", "square", "poisson"])
+@pytest.mark.parametrize(
+    "shape", ["poisson", pytest.param("sine", marks=pytest.mark.deep), pytest.param("square", marks=pytest.mark.deep)]
+)
 def test_case_06_demand_that_oscillates_for_two_hours(shape: str) -> None:
     """Around the threshold between one and two Replicas; the changes of the number of Replicas are counted."""
 

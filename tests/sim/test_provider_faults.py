@@ -74,7 +74,7 @@ def test_fault_a_provider_that_answers_with_garbage_is_passed_over_and_nothing_o
     play(act, *MODELS, manners=LONG, kind=CloudTown)
 
 
-@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("busy", [True, pytest.param(False, marks=pytest.mark.deep)])
 def test_fault_a_provider_that_is_away_for_an_hour_costs_neither_a_call_nor_a_lease(busy: bool) -> None:
     """What it lent serves on, and is known and given back when it is there again; lacks meanwhile are another's."""
 
