@@ -19,7 +19,7 @@ check: venv  ## format, lint, types, imports, gates (file and function length, p
 fast: venv  ## every test that starts no process and opens no socket; CHANGED=1: only those that reach a file that differs from HEAD (or CHANGED=COMMIT)
 	@$(PY) -m tests.run fast $(if $(CHANGED),--changed $(if $(filter 1,$(CHANGED)),HEAD,$(CHANGED)))
 
-test: venv  ## checks and all tests but the deep ones; WORKERS=3 of process tests and of cluster tests
+test: venv  ## checks and all tests but the deep ones
 	@$(PY) -m tests.run test
 
 test-deep: venv  ## every test with all examples and 500 seeds; SHARD=0 to 7: one eighth of what `make test` leaves out

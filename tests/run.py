@@ -25,8 +25,9 @@ ROOT = Path(__file__).parent.parent
 LOGS = ROOT / "build" / "test-logs"
 PYTHON = sys.executable
 IN_NETWORK = f"{PYTHON} -m tests.cluster.network {PYTHON}"
-WORKERS = int(os.environ.get("WORKERS", "3"))
-"""Of the waiting tests and of the cluster tests, which run at the same time. Each worker has a network of its own, and
+WAITING_WORKERS = int(os.environ.get("WAITING_WORKERS", "5"))
+CLUSTER_WORKERS = int(os.environ.get("CLUSTER_WORKERS", "3"))
+"""The waiting tests and the cluster tests run at the same time. Each worker has a network of its own, and each worker
 of the cluster tests a control plane, which takes a tenth of a core even if it is idle.
 """
 WAITING = ("gpu", "process", "wire")
@@ -49,7 +50,7 @@ TOOLS = (
     Tool("go", "Debian: apt install golang, version 1.26 or newer", "all of tests/cluster; oras-go in tests/process"),
     Tool("gcc", "Debian: apt install gcc python3-dev", "the compiled gateway"),
     Tool("openssl", "Debian: apt install openssl", "all of tests/cluster"),
-    Tool("mmdebstrap", "Debian: apt install mmdebstrap", "tests/chart/test_image.py"),
+    Tool("mmdebstrap", "Debian: apt install mmdebstrap", "tests/chart/test_image.py (deep tier)"),
     Tool("docker-registry", "Debian: apt install docker-registry", "tests with a real registry in tests/process"),
     Tool("skopeo", "Debian: apt install skopeo", "skopeo in tests/process/test_other_clients.py"),
 )
@@ -114,9 +115,9 @@ def pytest(*words: str) -> list[str]:
     return [PYTHON, "-m", "pytest", *words]
 
 
-def in_networks(*words: str) -> list[str]:
+def in_networks(workers: int, *words: str) -> list[str]:
     """A run of pytest whose workers have a network of their own each."""
-    return pytest("--dist", "loadgroup", "--tx", f"{WORKERS}*popen//python={IN_NETWORK}", *words)
+    return pytest("--dist", "loadgroup", "--tx", f"{workers}*popen//python={IN_NETWORK}", *words)
 
 
 def checks() -> list[Part]:
@@ -154,8 +155,8 @@ def stages(tier: str, options: Sequence[str]) -> list[Stage]:
     return [
         Stage(computing, builds() if shard else [*checks(), *builds()]),
         Stage(
-            Part("waiting tests", in_networks(*words, *(f"tests/{folder}" for folder in WAITING))),
-            [Part("cluster tests", in_networks(*words, "tests/cluster"))],
+            Part("waiting tests", in_networks(WAITING_WORKERS, *words, *(f"tests/{folder}" for folder in WAITING))),
+            [Part("cluster tests", in_networks(CLUSTER_WORKERS, *words, "tests/cluster"))],
         ),
         *([] if shard else [Stage(Part("compiled gateway", ["bash", "scripts/compiled.sh", "test", *chosen]))]),
     ]

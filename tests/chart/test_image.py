@@ -22,7 +22,7 @@ from tests.kit.chart import ROOT
 ARCHIVE = ROOT / "build" / "image-of-tests.tar"
 """Kept until a source is newer."""
 BUILD_S_MAX = 300
-pytestmark = pytest.mark.xdist_group("image")
+pytestmark = [pytest.mark.xdist_group("image"), pytest.mark.deep]  # building an image takes two minutes
 
 
 class Image(NamedTuple):

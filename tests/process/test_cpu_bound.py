@@ -19,7 +19,14 @@ NVML = '''
 from types import SimpleNamespace
 
 
+nvmlMemory_v2 = 2
+
+
 class NVMLError(Exception):
+    pass
+
+
+class NVMLError_FunctionNotFound(NVMLError):
     pass
 
 
@@ -47,8 +54,8 @@ def nvmlDeviceGetName(handle):
     return "False GPU"
 
 
-def nvmlDeviceGetMemoryInfo(handle):
-    return SimpleNamespace(total=1 << 30, used=0)
+def nvmlDeviceGetMemoryInfo(handle, version=None):
+    return SimpleNamespace(total=1 << 30, reserved=0, used=0)
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):
