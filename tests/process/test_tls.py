@@ -170,7 +170,7 @@ async def test_a_gateway_reports_to_an_autoscaler_over_tcp_with_tls(tmp_path: Pa
         ]  # fmt: skip
         gateway = [
             *pilotlight, "gateway", "--autoscaler", f"https://127.0.0.1:{contract}", "--listen", f"127.0.0.1:{listen}",
-            "--ops", f"127.0.0.1:{free_port()}", *shown_by_us, "--contract-ca-file", ca,
+            "--ops", f"127.0.0.1:{operations}", *shown_by_us, "--contract-ca-file", ca,
         ]  # fmt: skip
         with one.output.open("ab") as output:
             parts = [
