@@ -68,6 +68,11 @@ class Part:
     seconds: float = 0.0
 
     @property
+    def is_tests(self) -> bool:
+        """Whether it runs pytest."""
+        return "pytest" in self.command or "test" in self.command
+
+    @property
     def log(self) -> Path:
         """Where the output goes, if it is not shown."""
         return LOGS / f"{self.name.replace(' ', '-')}.txt"
@@ -83,7 +88,7 @@ class Part:
                 done = subprocess.run(self.command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=False)
             self.status = done.returncode
         self.seconds = time.monotonic() - begin
-        if self.status == NO_TESTS and "pytest" in self.command:
+        if self.status == NO_TESTS and self.is_tests:
             self.status = 0
 
 
@@ -101,7 +106,7 @@ class Stage(NamedTuple):
         self.shown.run(show=True)
         behind.join()
         for part in self.others:
-            if part.status or "pytest" in part.command:
+            if part.status or part.is_tests:
                 print(f"\n===== {part.name} ({part.log.relative_to(ROOT)})", flush=True)
                 print(part.log.read_text(errors="replace")[-OUTPUT_CHARACTERS_MAX:], flush=True)
 
@@ -152,13 +157,12 @@ def stages(tier: str, options: Sequence[str]) -> list[Stage]:
     words = (*chosen, *options)
     computing = Part("computing tests", pytest("-n", "2", "--dist", "loadgroup", *folders, *words, "tests"))
     shard = "--shard" in options
+    cluster = Part("cluster tests", in_networks(CLUSTER_WORKERS, *words, "tests/cluster"))
+    compiled = [] if shard else [Part("compiled gateway", ["bash", "scripts/compiled.sh", "test", *chosen])]
+    waiting = Part("waiting tests", in_networks(WAITING_WORKERS, *words, *(f"tests/{folder}" for folder in WAITING)))
     return [
         Stage(computing, builds() if shard else [*checks(), *builds()]),
-        Stage(
-            Part("waiting tests", in_networks(WAITING_WORKERS, *words, *(f"tests/{folder}" for folder in WAITING))),
-            [Part("cluster tests", in_networks(CLUSTER_WORKERS, *words, "tests/cluster"))],
-        ),
-        *([] if shard else [Stage(Part("compiled gateway", ["bash", "scripts/compiled.sh", "test", *chosen]))]),
+        Stage(waiting, [cluster, *compiled]),
     ]
 
 
