@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import sys
 from importlib.metadata import version as version_of
@@ -45,7 +46,9 @@ def cached(root: Path, modules: list[str]) -> dict[str, str]:
     if not cache:
         return compiled(root, modules, Path(mkdtemp(prefix="pilotlight-build-")))
     kept = Path(cache) / f"compiled-{key(root, modules)}"
-    if not kept.exists():
+    if kept.exists():
+        os.utime(kept)  # the oldest are removed
+    else:
         made = compiled(root, modules, Path(mkdtemp(prefix="pilotlight-build-")))
         partial = Path(mkdtemp(prefix="partial-", dir=cache))
         for path, name in made.items():
@@ -69,7 +72,8 @@ def key(root: Path, modules: list[str]) -> str:
         root / "hatch_build.py",
     ):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    digest.update(repr([modules, sys.version, os.environ.get("CFLAGS"), version_of("mypy")]).encode())
+    tools = [version_of("mypy"), version_of("setuptools"), sys.version, platform.machine(), os.environ.get("CFLAGS")]
+    digest.update(repr([modules, *tools]).encode() + (root / "pyproject.toml").read_bytes())
     return digest.hexdigest()[:16]
 
 

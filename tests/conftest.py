@@ -1,4 +1,4 @@
-"""What holds for every test: cases that Hypothesis makes are the same in each run, and no clock judges how fast."""
+"""Settings of all tests: the profiles of Hypothesis, and fixtures. Examples are the same in each run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A machine that stands still for a second says nothing of what is tested: neither how long one case takes nor how
-# long it takes to make one.
+# No deadline and no check for slow generation: a machine may pause for a second.
 for profile, examples in (("ci", 25), ("deep", 100)):
     too_slow = [HealthCheck.too_slow]
     settings.register_profile(
@@ -20,7 +19,7 @@ settings.load_profile("ci")
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """As many sockets as this process may open; who comes after it has what it had."""
+    """Raises the limit of open files to the hard limit during a test."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield

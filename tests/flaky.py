@@ -1,18 +1,21 @@
 """Looks for flaky tests: `python -m tests.flaky RUNS [TIER]` runs a tier again and again beside two busy processes.
 
 Appends one line per run to tests/flaky-log.tsv: commit, tier, duration in seconds, result, failed tests. Exit status 1
-if a run failed. A failed run keeps its logs in build/test-logs until the next one.
+if a run failed. The logs of a failed run are kept in build/flaky.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.run import LOGS
 
 ROOT = Path(__file__).parent.parent
 LOG = ROOT / "tests" / "flaky-log.tsv"
@@ -48,7 +51,7 @@ def main() -> int:
     parser.add_argument("options", nargs=argparse.REMAINDER, help="options for pytest")
     asked = parser.parse_args()
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, check=True, capture_output=True, text=True
     )
     if not LOG.exists():
         LOG.write_text(HEAD)
@@ -65,6 +68,9 @@ def main() -> int:
         print(f"run {number} of {asked.runs}: {result} after {seconds:.0f} s {' '.join(tests)}", flush=True)
         if done.returncode:
             bad += 1
+            kept = ROOT / "build" / "flaky" / f"{commit.stdout.strip()}-{time.time():.0f}"
+            shutil.copytree(LOGS, kept)
+            (kept / "output.txt").write_text(done.stdout + done.stderr)
             print(done.stdout[-3000:], done.stderr[-1000:], flush=True)
     return 1 if bad else 0
 

@@ -1,13 +1,14 @@
 """Runs a tier of the tests: `python -m tests.run check|fast|test|deep [OPTIONS OF PYTEST]`.
 
 A tier is a sequence of stages, and a stage is a set of parts that run at the same time. The output of the first part of
-a stage is shown as it comes; that of the others at its end, if they fail or are tests. The last lines name each part
-with its result and duration, and each missing tool with the tests that were skipped for it.
+a stage is shown as it comes, and that of the others when the stage ends, if they fail or are tests. The last lines name
+each part with its result and duration, and each missing tool with the tests that were skipped for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import subprocess
@@ -34,6 +35,8 @@ WAITING = ("gpu", "process", "wire")
 """Folders of tests that mostly wait, besides those on a control plane."""
 NO_TESTS = 5
 """Exit status of pytest if it selected no test."""
+NOT_FOUND = 127
+"""Exit status of a program that cannot be started."""
 OUTPUT_CHARACTERS_MAX = 20_000
 """Of the output of a part that is not shown as it comes."""
 
@@ -48,7 +51,9 @@ class Tool(NamedTuple):
 
 TOOLS = (
     Tool("go", "Debian: apt install golang, version 1.26 or newer", "all of tests/cluster; oras-go in tests/process"),
-    Tool("gcc", "Debian: apt install gcc python3-dev", "the compiled gateway"),
+    Tool("gcc", "Debian: apt install gcc python3-dev", "the tests of the compiled gateway"),
+    Tool("haproxy", "Debian: apt install haproxy", "HAProxy in tests/wire/test_differential.py"),
+    Tool("bsdtar", "Debian: apt install libarchive-tools", "bsdtar in tests/test_tar.py"),
     Tool("openssl", "Debian: apt install openssl", "all of tests/cluster"),
     Tool("mmdebstrap", "Debian: apt install mmdebstrap", "tests/chart/test_image.py (deep tier)"),
     Tool("docker-registry", "Debian: apt install docker-registry", "tests with a real registry in tests/process"),
@@ -81,15 +86,26 @@ class Part:
         """Runs the command to its end."""
         begin = time.monotonic()
         environment = {**os.environ, **self.environment}
-        if show:
-            self.status = subprocess.run(self.command, cwd=ROOT, env=environment, check=False).returncode
-        else:
-            with self.log.open("wb") as log:
-                done = subprocess.run(self.command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=False)
-            self.status = done.returncode
+        with contextlib.ExitStack() as stack:
+            output = None if show else stack.enter_context(self.log.open("wb"))
+            try:
+                done = subprocess.run(
+                    self.command, cwd=ROOT, env=environment, stdout=output, stderr=output, check=False
+                )
+            except OSError as error:
+                print(f"{self.name}: {error}", flush=True)
+                self.status = NOT_FOUND
+            else:
+                self.status = done.returncode
         self.seconds = time.monotonic() - begin
-        if self.status == NO_TESTS and self.is_tests:
+        may_be_empty = any(word.startswith(("--shard", "--changed")) for word in self.command)
+        if self.status == NO_TESTS and self.is_tests and may_be_empty:
             self.status = 0
+
+    @property
+    def result(self) -> str:
+        """In one word or two."""
+        return {0: "passed", None: "not run"}.get(self.status, "failed")
 
 
 class Stage(NamedTuple):
@@ -156,25 +172,42 @@ def stages(tier: str, options: Sequence[str]) -> list[Stage]:
     chosen = ["-m", "not deep"] if tier == "test" else ["--hypothesis-profile=deep"]
     words = (*chosen, *options)
     computing = Part("computing tests", pytest("-n", "2", "--dist", "loadgroup", *folders, *words, "tests"))
-    shard = "--shard" in options
+    shard = any(option.startswith("--shard") for option in options)
     cluster = Part("cluster tests", in_networks(CLUSTER_WORKERS, *words, "tests/cluster"))
-    compiled = [] if shard else [Part("compiled gateway", ["bash", "scripts/compiled.sh", "test", *chosen])]
+    compiled = Part("compiled gateway", ["bash", "scripts/compiled.sh", "test", *words])
     waiting = Part("waiting tests", in_networks(WAITING_WORKERS, *words, *(f"tests/{folder}" for folder in WAITING)))
     return [
         Stage(computing, builds() if shard else [*checks(), *builds()]),
-        Stage(waiting, [cluster, *compiled]),
+        Stage(waiting, [cluster, compiled]),
     ]
 
 
 def summary(parts: Sequence[Part], seconds: float) -> str:
     """The last lines of a run."""
     lines = ["", "part                 result   seconds"]
-    lines += [f"{part.name:20} {'failed' if part.status else 'passed':8} {part.seconds:7.0f}" for part in parts]
-    lines.append(f"{'together':20} {'failed' if any(part.status for part in parts) else 'passed':8} {seconds:7.0f}")
-    for tool in TOOLS:
-        if shutil.which(tool.name) is None:
-            lines.append(f"missing: {tool.name} ({tool.install}); skipped: {tool.skipped}")
+    lines += [f"{part.name:20} {part.result:8} {part.seconds:7.0f}" for part in parts]
+    lines.append(f"{'total':20} {'passed' if is_passed(parts) else 'failed':8} {seconds:7.0f}")
     return "\n".join(lines)
+
+
+def is_passed(parts: Sequence[Part]) -> bool:
+    """Whether every part ran and passed."""
+    return all(part.status == 0 for part in parts)
+
+
+def missing_tools() -> list[str]:
+    """One line for each missing tool: its name, how to install it, which tests were skipped."""
+    lines = [
+        f"missing: {tool.name} ({tool.install}); skipped: {tool.skipped}"
+        for tool in TOOLS
+        if shutil.which(tool.name) is None
+    ]
+    enters = [PYTHON, "-c", "from tests.cluster import network; network.enter()"]
+    if subprocess.run(enters, cwd=ROOT, check=False, capture_output=True).returncode:
+        lines.append(
+            "missing: network namespaces (run as root, or allow user namespaces); skipped: all of tests/cluster"
+        )
+    return lines
 
 
 def main() -> int:
@@ -189,8 +222,10 @@ def main() -> int:
     for stage in stages(asked.tier, asked.options):
         stage.run()
         parts += (stage.shown, *stage.others)
-    print(summary(parts, time.monotonic() - begin), flush=True)
-    return 1 if any(part.status for part in parts) else 0
+    print(summary(parts, time.monotonic() - begin))
+    if asked.tier in {"test", "deep"}:
+        print("\n".join(missing_tools()), flush=True)
+    return 0 if is_passed(parts) else 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,15 @@ def outcome(suite: pytest.Pytester, source: str, *words: str, folder: str = "tes
 def test_a_fast_test_that_connects_a_socket_fails(suite: pytest.Pytester) -> None:
     source = "import socket\ndef test_it():\n    socket.create_connection(('127.0.0.1', 1))\n"
     outcome(suite, source).stdout.fnmatch_lines(["*IsolationError: *test_it is marked fast and raised socket.*"])
+
+
+@pytest.mark.standard
+def test_a_fast_test_that_catches_the_error_fails_too(suite: pytest.Pytester) -> None:
+    source = (
+        "import socket\ndef test_it():\n    try:\n        socket.create_connection(('127.0.0.1', 1))\n"
+        "    except Exception:\n        pass\n"
+    )
+    outcome(suite, source).assert_outcomes(failed=1)
 
 
 @pytest.mark.standard
@@ -132,6 +142,10 @@ def test_a_change_of_a_golden_file_reaches_the_tests_that_name_it(tmp_path: Path
     assert any(path.parent.name == "wire" and path.name.startswith("test_") for path in found)
 
 
+def test_a_deleted_module_reaches_the_files_that_name_it() -> None:
+    assert ROOT / "tests" / "test_plugins.py" in changed.reached([ROOT / "tests" / "plugins" / "gone_for_good.py"])
+
+
 def test_the_report_adds_up_costs_by_folder() -> None:
     lines: list[report.Line] = [
         {"test": "tests/sim/test_a.py::test_x", "setup_s": 1.0, "call_s": 2.0, "cpu_s": 0.5, "processes": 3},
@@ -147,14 +161,37 @@ def test_the_report_adds_up_costs_by_folder() -> None:
 
 def test_a_missing_tool_is_named_with_its_package_and_what_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None if name == "go" else f"/usr/bin/{name}")
-    last = run.summary([run.Part("fast tests", ["pytest"], status=0, seconds=3.0)], 3.0).splitlines()[-1]
-    assert last.startswith("missing: go (")
-    assert "tests/cluster" in last
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0))
+    (line,) = run.missing_tools()
+    assert line.startswith("missing: go (")
+    assert "skipped: all of tests/cluster" in line
 
 
-def test_a_failed_part_fails_the_whole() -> None:
-    parts = [run.Part("a", [], status=0), run.Part("b", [], status=2)]
-    assert "together             failed" in run.summary(parts, 1.0)
+def test_a_refused_network_namespace_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 1))
+    assert [line.split(" (")[0] for line in run.missing_tools()] == ["missing: network namespaces"]
+
+
+@pytest.mark.parametrize(("status", "result"), [(2, "failed"), (None, "not run")])
+def test_a_part_that_failed_or_did_not_run_fails_the_whole(status: int | None, result: str) -> None:
+    parts = [run.Part("a", [], status=0), run.Part("b", [], status=status)]
+    assert not run.is_passed(parts)
+    *_, b, total = run.summary(parts, 1.0).splitlines()
+    assert (result in b, "failed" in total) == (True, True)
+
+
+@pytest.mark.standard
+def test_a_program_that_cannot_be_started_is_a_failed_part(capsys: pytest.CaptureFixture[str]) -> None:
+    part = run.Part("nothing", ["/no/such/program"])
+    part.run(show=True)
+    assert part.result == "failed"
+    assert "/no/such/program" in capsys.readouterr().out
+
+
+def test_the_command_for_a_compiled_gateway_runs_against_it() -> None:
+    command = failures.command("tests/wire/test_wire.py::test_it[a]", compiled=True)
+    assert command == "bash scripts/compiled.sh test -k test_it"
 
 
 def test_failed_tests_are_read_from_the_summary() -> None:

@@ -41,13 +41,15 @@ class Function(NamedTuple):
 def functions_of(path: Path) -> Iterator[Function]:
     """The tests of a file, with whether the marker `standard` is on them, on their class or on the module."""
     tree = ast.parse(path.read_text())
-    module = any(isinstance(node, ast.Assign) and "mark.standard" in ast.unparse(node) for node in tree.body)
+    assigned = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Assign)]
+    module = any(text.startswith("pytestmark = ") and "pytest.mark.standard" in text for text in assigned)
 
     def walk(body: list[ast.stmt], *, marked: bool) -> Iterator[Function]:
         for node in body:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 continue
-            own = marked or any(ast.unparse(one) == "pytest.mark.standard" for one in node.decorator_list)
+            marks = {ast.unparse(one) for one in node.decorator_list}
+            own = (marked or "pytest.mark.standard" in marks) and "pytest.mark.deep" not in marks
             if isinstance(node, ast.ClassDef):
                 if own:  # its tests may all be inherited from a contract
                     yield Function(path, node.name, is_standard=True)

@@ -1,7 +1,8 @@
 """`pytest --changed BASE`: only the tests that reach a file that differs from the commit BASE.
 
 A test file reaches what it imports, directly or through other files of the project; imports inside functions count. A
-change of a file that is not Python (a golden file, pyproject.toml, a document) selects every test file that names it.
+change of a file that is not Python (a golden file, a document) and the deletion of a module select every file that
+names it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,8 +63,10 @@ def reached(changed: Iterable[Path]) -> set[Path]:
     for path in EVERYTHING:  # pytest imports these for every test below them
         graph[path] |= {one for one in conftests if one.parent in path.parents and path.name.startswith("test_")}
     python = [path for path in changed if path in graph]
-    names = [path.name for path in changed if path not in graph]
-    naming = [path for path in EVERYTHING if names and any(name in path.read_text() for name in names)]
+    others = [path for path in changed if path not in graph]  # deleted modules, and what is not Python
+    stems = "|".join(re.escape(path.stem if path.suffix == ".py" else path.name) for path in others)
+    named = re.compile(rf"(?<!\w)(?:{stems})(?!\w)")
+    naming = [path for path in EVERYTHING if others and named.search(path.read_text())]
     return importers([*python, *naming], graph)
 
 
@@ -84,7 +88,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Works out once which files are reached; workers of pytest-xdist get the list."""
     base = config.getoption("--changed")
     if base:
-        config.pluginmanager.register(Changed(reached(changed_files(base))), "changed")
+        received = getattr(config, "workerinput", {}).get("reached")
+        found = reached(changed_files(base)) if received is None else {Path(path) for path in received}
+        config.pluginmanager.register(Changed(found), "changed")
 
 
 class Changed:
@@ -92,6 +98,11 @@ class Changed:
 
     def __init__(self, reached: set[Path]) -> None:
         self.reached = reached
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Gives a worker the list."""
+        node.workerinput["reached"] = [str(path) for path in self.reached]
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Whether to leave out a file; None: the other rules decide."""

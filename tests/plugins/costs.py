@@ -20,7 +20,10 @@ from typing import Any, TextIO
 import pytest
 
 PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
-SOCKET_EVENTS = frozenset({"socket.bind", "socket.connect", "socket.sendto", "socket.getaddrinfo"})
+SOCKET_EVENTS = frozenset({
+    "socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname",
+    "socket.gethostbyaddr",
+})  # fmt: skip
 """Audit events (PEP 578) of a test that starts a process or uses the network. `socketpair` raises none of these."""
 
 
