@@ -27,7 +27,7 @@ test-deep: venv  ## every test with all examples and 500 seeds; SHARD=0 to 7: on
 
 test-profile: venv  ## what the tests cost, by folder and file, and the slowest; TIER=fast or deep
 	@rm -f build/costs.jsonl
-	@$(PY) -m tests.run $(or $(TIER),test) --costs $(CURDIR)/build/costs.jsonl; status=$$?; $(PY) -m tests.plugins.report build/costs.jsonl && exit $$status
+	@$(PY) -m tests.run $(or $(TIER),test) --costs=$(CURDIR)/build/costs.jsonl; status=$$?; $(PY) -m tests.plugins.report build/costs.jsonl && exit $$status
 
 test-flaky: venv  ## make test RUNS times beside two busy processes; the results go to tests/flaky-log.tsv
 	@$(PY) -m tests.flaky $(or $(RUNS),10) $(or $(TIER),test)

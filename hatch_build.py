@@ -41,8 +41,8 @@ class CompiledBuildHook(BuildHookInterface[Any]):
 
 
 def cached(root: Path, modules: list[str]) -> dict[str, str]:
-    """As `compiled`; reuses the extensions of an equal source in the folder `PILOTLIGHT_BUILD_CACHE`, if it is set."""
-    cache = os.environ.get("PILOTLIGHT_BUILD_CACHE")
+    """As `compiled`; reuses the extensions of an equal source in the folder `COMPILED_CACHE`, if it is set."""
+    cache = os.environ.get("COMPILED_CACHE")
     if not cache:
         return compiled(root, modules, Path(mkdtemp(prefix="pilotlight-build-")))
     kept = Path(cache) / f"compiled-{key(root, modules)}"

@@ -17,11 +17,12 @@ fi
 build() {  # FOLDER
   rm -rf "$1"
   echo "compiling the gateway: about a minute, unless an equal one is in the cache"
-  if [ "$1" = build/wheel-cached ]; then
-    export PILOTLIGHT_BUILD_CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/pilotlight
-    mkdir -p "$PILOTLIGHT_BUILD_CACHE"
+  local cache=
+  if [ "$1" = build/wheel-cached ]; then  # for tests and benches; a wheel for users is built from its sources
+    cache=${XDG_CACHE_HOME:-$HOME/.cache}/pilotlight
+    mkdir -p "$cache"
   fi
-  HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 "$python" -m build --wheel --no-isolation --outdir "$1" . >build/compiled.log 2>&1 ||
+  COMPILED_CACHE=$cache HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 "$python" -m build --wheel --no-isolation --outdir "$1" . >build/compiled.log 2>&1 ||
     { tail -n 30 build/compiled.log >&2; exit 1; }
 }
 
@@ -52,6 +53,6 @@ mkdir -p "$tested"
 cp -r tests scripts pyproject.toml "$tested"
 cd "$tested"
 shift
-PYTHONPATH=$place:$tested exec "$python" -m pytest -n 5 --dist loadgroup --compiled --failure-logs "$logs" "$@" tests/wire tests/fuzz tests/process/test_official_clients.py \
+PYTHONPATH=$place:$tested exec "$python" -m pytest -n 5 --dist loadgroup --rootdir . --compiled --failure-logs="$logs" "$@" tests/wire tests/fuzz tests/process/test_official_clients.py \
   tests/test_{admission,answer,cli,compiled,dialects,dispatch,dispatch_holds,dispatch_machine,multipart,pressure,queue,report}.py \
   tests/test_{reporting,rewrite,room,routes,scan,sse,sync,telemetry,tenants,upstream,walker}.py

