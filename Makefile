@@ -29,7 +29,7 @@ test-profile: venv  ## what the tests cost, by folder and file, and the slowest;
 	@rm -f build/costs.jsonl
 	@$(PY) -m tests.run $(or $(TIER),test) --costs=$(CURDIR)/build/costs.jsonl; status=$$?; $(PY) -m tests.plugins.report build/costs.jsonl && exit $$status
 
-test-flaky: venv  ## make test RUNS times beside two busy processes; the results go to tests/flaky-log.tsv
+test-flaky: venv  ## repeat make test RUNS times while two processes use the CPU; the results go to tests/flaky-log.tsv
 	@$(PY) -m tests.flaky $(or $(RUNS),10) $(or $(TIER),test)
 
 wheel: venv  ## dist/: the wheel for this Python and machine, with the gateway compiled

@@ -1,4 +1,4 @@
-"""Looks for flaky tests: `python -m tests.flaky RUNS [TIER]` runs a tier again and again beside two busy processes.
+"""Finds flaky tests: `python -m tests.flaky RUNS [TIER]` repeats a tier while two processes use the CPU.
 
 Appends one line per run to tests/flaky-log.tsv: commit, tier, duration in seconds, result, failed tests. Exit status 1
 if a run failed. The logs of a failed run are kept in build/flaky.
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 LOG = ROOT / "tests" / "flaky-log.tsv"
 HEAD = "commit\ttier\tseconds\tresult\tfailed\n"
 BUSY = 2
-"""Processes that only count, beside the tests: as many as CI has cores."""
+"""Number of CPU-bound processes: as many as CI has cores."""
 
 
 @contextlib.contextmanager

@@ -32,33 +32,33 @@ def options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, help="folder for models and logs, on a local disk; it is not removed")
     parser.add_argument("--llama-server", default="", help="a llama-server built with CUDA, instead of building one")
     parser.add_argument("--limit", type=float, default=480.0, help="seconds that the whole run may take")
-    told = parser.parse_args(argv)
-    unknown = [step for step in told.steps.split(",") if step not in STEPS]
+    arguments = parser.parse_args(argv)
+    unknown = [step for step in arguments.steps.split(",") if step not in STEPS]
     if unknown:
         parser.error(f"--steps: no step is called {unknown[0]}; the steps are {', '.join(STEPS)}")
-    return told
+    return arguments
 
 
 def main(argv: list[str]) -> int:
     """The exit status."""
-    told = options(argv)
-    found = prerequisites.check(simulated=told.simulate)
+    arguments = options(argv)
+    found = prerequisites.check(simulated=arguments.simulate)
     for line in (*found.fatal, *found.skipped):
         print(line, flush=True)
     if found.fatal:
         return 2
     missing = prerequisites.missing_packages()
-    if told.kit.is_dir() and INSTALLED not in os.environ and (missing or not told.simulate):
-        return _again_with_packages(told.kit, argv)
+    if arguments.kit.is_dir() and INSTALLED not in os.environ and (missing or not arguments.simulate):
+        return _again_with_packages(arguments.kit, argv)
     if missing:
         print(f"packages are missing: {', '.join(missing)}; run `make gpu-kit` and copy build/gpu-kit here", flush=True)
         return 2
     os.environ.pop(INSTALLED, None)
-    if told.simulate:
+    if arguments.simulate:
         simulate()
     from tests.gpu.runner import run
 
-    return run(told, found.nvcc)
+    return run(arguments, found.nvcc)
 
 
 def simulate() -> None:

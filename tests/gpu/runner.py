@@ -39,37 +39,41 @@ LAST_S = 20.0
 Step = Callable[[], Awaitable[None]]
 
 
-def run(told: argparse.Namespace, nvcc: str) -> int:
+def run(arguments: argparse.Namespace, nvcc: str) -> int:
     """All steps; the exit status."""
-    told.out.mkdir(parents=True, exist_ok=True)
-    work = told.work or Path(tempfile.mkdtemp(prefix="gpu-run-"))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    work = arguments.work or Path(tempfile.mkdtemp(prefix="gpu-run-"))
     work.mkdir(parents=True, exist_ok=True)
-    report = Report(told.out / "result.json", facts(simulated=told.simulate))
+    report = Report(arguments.out / "result.json", facts(simulated=arguments.simulate))
     for name, value in report.facts.items():
         report.say(f"{name:<10} {value}")
-    engine = told.engine or ("simulated" if told.simulate else "torch")
-    bed = Bed(work, report, simulated=told.simulate, quick=told.quick, uuid=str(report.facts["uuid"]), engine=engine)
-    stop = threading.Timer(told.limit, lambda: _give_up(report, told.limit))
+    engine = arguments.engine or ("simulated" if arguments.simulate else "torch")
+    bed = Bed(
+        work, report, simulated=arguments.simulate, quick=arguments.quick, uuid=str(report.facts["uuid"]), engine=engine
+    )
+    stop = threading.Timer(arguments.limit, lambda: _give_up(report, arguments.limit))
     stop.daemon = True
     stop.start()
     try:
-        asyncio.run(_steps(told, bed, nvcc))
+        asyncio.run(_steps(arguments, bed, nvcc))
     finally:
         stop.cancel()
         bed.watch.stop()
         report.keep("watch", "samples", len(bed.watch.samples))
         report.keep("watch", "failed looks", f"{bed.watch.failures} {bed.watch.error}")
         for plot in work.glob("*.svg"):
-            shutil.copy(plot, told.out)
+            shutil.copy(plot, arguments.out)
         for phases in work.glob("phases.jsonl"):
-            shutil.copy(phases, told.out)
+            shutil.copy(phases, arguments.out)
         report.write()
-        if told.work is None:
+        if arguments.work is None:
             shutil.rmtree(work, ignore_errors=True)
-        if told.simulate:
+        if arguments.simulate:
             shutil.rmtree(os.environ["SIMULATED_GPU"], ignore_errors=True)
     missed = [one["figure"] for one in report.figures if one["holds"] is False]
-    report.say(f"{'all figures hold' if report.good else f'not all is well; missed: {missed}'}; result in {told.out}")
+    report.say(
+        f"{'all figures hold' if report.good else f'not all is well; missed: {missed}'}; result in {arguments.out}"
+    )
     return 0 if report.good else 1
 
 
@@ -90,12 +94,12 @@ def facts(*, simulated: bool) -> dict[str, object]:
     }
 
 
-async def _steps(told: argparse.Namespace, bed: Bed, nvcc: str) -> None:
+async def _steps(arguments: argparse.Namespace, bed: Bed, nvcc: str) -> None:
     building: Building | None = None
 
     async def prepare() -> None:
         nonlocal building
-        building = await _prepare(bed, told, nvcc)
+        building = await _prepare(bed, arguments, nvcc)
 
     steps: dict[str, Step] = {
         "inventory": lambda: inventory.run(bed),
@@ -107,9 +111,9 @@ async def _steps(told: argparse.Namespace, bed: Bed, nvcc: str) -> None:
         "misbehave": lambda: misbehave.run(bed),
         "fit": lambda: fit.run(bed, building),
     }
-    end_s = time.monotonic() + told.limit - LAST_S
+    end_s = time.monotonic() + arguments.limit - LAST_S
     try:
-        for name, step in {"prepare": prepare, **{name: steps[name] for name in told.steps.split(",")}}.items():
+        for name, step in {"prepare": prepare, **{name: steps[name] for name in arguments.steps.split(",")}}.items():
             if name != "prepare" and not bed.weights_bytes:
                 bed.report.skipped(name, "there are no models")
                 continue
@@ -141,9 +145,9 @@ async def _one(bed: Bed, name: str, step: Step, end_s: float) -> None:
     bed.report.write()
 
 
-async def _prepare(bed: Bed, told: argparse.Namespace, nvcc: str) -> Building | None:
+async def _prepare(bed: Bed, arguments: argparse.Namespace, nvcc: str) -> Building | None:
     """Models on disk, the rate of copies to the device, and the build of llama.cpp in the background."""
-    device = "cuda" if not bed.simulated else "cpu" if told.engine == "torch" else "none"
+    device = "cuda" if not bed.simulated else "cpu" if arguments.engine == "torch" else "none"
     argv = [sys.executable, "-E", str(ENGINES / "make_models.py"), str(bed.folder / "models")]
     argv += ["--device", device, "--models", json.dumps(bed.shapes)]
     made = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -160,13 +164,13 @@ async def _prepare(bed: Bed, told: argparse.Namespace, nvcc: str) -> Building | 
     for name, size in bed.weights_bytes.items():
         bed.report.row("prepare", f"model {name}", size / 1e9, "GB")
     bed.report.row("prepare", "host to device, pinned memory", bed.copy_bytes_per_s / 1e9, "GB/s")
-    if bed.simulated or "fit" not in told.steps.split(","):
+    if bed.simulated or "fit" not in arguments.steps.split(","):
         return None
-    if not told.llama_server and (not nvcc or not (told.kit / SOURCE).exists()):
+    if not arguments.llama_server and (not nvcc or not (arguments.kit / SOURCE).exists()):
         bed.report.skipped("llama.cpp", "there is no nvcc, or no source in the kit")
         return None
     (bed.folder / "llama").mkdir()
-    return Building(told.kit, bed.folder / "llama", nvcc, found["capability"], ready=told.llama_server)
+    return Building(arguments.kit, bed.folder / "llama", nvcc, found["capability"], ready=arguments.llama_server)
 
 
 def _give_up(report: Report, limit_s: float) -> None:

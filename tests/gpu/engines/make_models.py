@@ -127,16 +127,18 @@ def main(argv: list[str]) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--models", type=json.loads, required=True)
     parser.add_argument("--device", default="cuda")
-    told = parser.parse_args(argv)
-    found: dict[str, object] = {"copy_bytes_per_s": rate(told.device)}
-    if told.device.startswith("cuda"):
+    arguments = parser.parse_args(argv)
+    found: dict[str, object] = {"copy_bytes_per_s": rate(arguments.device)}
+    if arguments.device.startswith("cuda"):
         import torch
 
         found["torch"] = torch.__version__
         found["capability"] = list(torch.cuda.get_device_capability())
         found["torch_total_bytes"] = torch.cuda.mem_get_info()[1]
     began_s = time.monotonic()
-    found["weights_bytes"] = {name: make(told.folder / name, shape, told.device) for name, shape in told.models.items()}
+    found["weights_bytes"] = {
+        name: make(arguments.folder / name, shape, arguments.device) for name, shape in arguments.models.items()
+    }
     print(json.dumps(found | {"made_s": time.monotonic() - began_s}))
 
 

@@ -13,6 +13,7 @@ import argparse
 import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -91,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     backend: Backend
     phases: Phases
-    told: argparse.Namespace
+    arguments: argparse.Namespace
     slots: threading.Semaphore
     answered: threading.Event
 
@@ -100,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             self._json(200, {"status": "ok"})
         elif self.path == "/v1/models":
-            self._json(200, {"object": "list", "data": [{"id": self.told.name, "object": "model"}]})
+            self._json(200, {"object": "list", "data": [{"id": self.arguments.name, "object": "model"}]})
         else:
             self._json(404, {"error": {"message": f"no such path: {self.path}", "type": "not_found"}})
 
@@ -113,8 +114,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         prompt = json.dumps(body.get("messages") if chat else body.get("prompt")).encode()
         tokens = int(body.get("max_tokens") or body.get("max_completion_tokens") or TOKENS_MAX)
-        if self.told.leak_mib:
-            self.backend.grow(self.told.leak_mib * MIB)
+        if self.arguments.leak_mib:
+            self.backend.grow(self.arguments.leak_mib * MIB)
         with self.slots:
             words = (f"{chr(97 + token % 26)} " for token in self._tokens(prompt, tokens))
             if body.get("stream"):
@@ -151,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _head(self, *, chat: bool) -> dict[str, object]:
         kind = "chat.completion" if chat else "text_completion"
-        return {"id": "one", "object": kind, "created": int(time.time()), "model": self.told.name}
+        return {"id": "one", "object": kind, "created": int(time.time()), "model": self.arguments.name}
 
     def _event(self, value: Mapping[str, object], *, chat: bool) -> None:
         self._chunk(b"data: " + json.dumps(self._head(chat=chat) | dict(value)).encode() + b"\n\n")
@@ -175,38 +176,38 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that left is no error; anything else is one line."""
+    def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        """Ignores clients that disconnect; reports any other error."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]  # passed on as it came
+            super().handle_error(request, client_address)
 
 
-def start_worker(told: argparse.Namespace) -> None:
+def start_worker(arguments: argparse.Namespace) -> None:
     """A process in a session of its own that holds memory and does not end with this one."""
     paths = [str(Path(__file__).parent), *sys.path]
-    size = told.worker_mib * MIB
-    program = HOLDS.format(paths=paths, backend=told.backend, size=size, device=told.device)
+    size = arguments.worker_mib * MIB
+    program = HOLDS.format(paths=paths, backend=arguments.backend, size=size, device=arguments.device)
     subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stdout=subprocess.DEVNULL)
 
 
 def main(argv: list[str]) -> None:
     """Loads the model, then serves it until a signal ends the process."""
-    told = options(argv)
-    phases = Phases(told.phases, told.name)
+    arguments = options(argv)
+    phases = Phases(arguments.phases, arguments.name)
     phases.note("process", started_s())
-    backend = importlib.import_module(told.backend).load(told, phases)
-    if told.worker_mib:
-        start_worker(told)
-    if told.excess_mib:
-        backend.grow(told.excess_mib * MIB)
+    backend = importlib.import_module(arguments.backend).load(arguments, phases)
+    if arguments.worker_mib:
+        start_worker(arguments)
+    if arguments.excess_mib:
+        backend.grow(arguments.excess_mib * MIB)
     values = {
         "backend": backend,
         "phases": phases,
-        "told": told,
-        "slots": threading.Semaphore(told.slots),
+        "arguments": arguments,
+        "slots": threading.Semaphore(arguments.slots),
         "answered": threading.Event(),
     }
-    server = Server((told.host, told.port), type("Bound", (Handler,), values))
+    server = Server((arguments.host, arguments.port), type("Bound", (Handler,), values))
     phases.note("listening", used_bytes=backend.used_bytes())
     server.serve_forever()
 

@@ -45,15 +45,17 @@ class Model:
         return self._bytes
 
 
-def load(told: argparse.Namespace, phases: Any) -> Model:
+def load(arguments: argparse.Namespace, phases: Any) -> Model:
     """The phases of the real backend, in less time."""
     phases.note("torch")
     model = Model(CONTEXT_BYTES)
     phases.note("context")
-    weights_bytes = read(told.weights / "model.safetensors")
+    weights_bytes = read(arguments.weights / "model.safetensors")
     phases.note("weights", bytes=weights_bytes)
-    needed = CONTEXT_BYTES + weights_bytes + told.slots * told.context_tokens * ROW_BYTES
-    wanted = told.memory_bytes or int(told.gpu_memory_utilization * (pynvml.TOTAL_BYTES - pynvml.RESERVED_BYTES))
+    needed = CONTEXT_BYTES + weights_bytes + arguments.slots * arguments.context_tokens * ROW_BYTES
+    wanted = arguments.memory_bytes or int(
+        arguments.gpu_memory_utilization * (pynvml.TOTAL_BYTES - pynvml.RESERVED_BYTES)
+    )
     model.grow(max(needed, wanted - wanted // 100) - CONTEXT_BYTES)
     phases.note("warm")
     return model

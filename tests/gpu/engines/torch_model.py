@@ -97,10 +97,10 @@ class Reading:
 class Model:
     """A loaded model. One forward pass at a time; each request has a cache of its own."""
 
-    def __init__(self, model: Any, told: argparse.Namespace, make_cache: Any) -> None:
-        self._model, self._told, self._make_cache = model, told, make_cache
+    def __init__(self, model: Any, arguments: argparse.Namespace, make_cache: Any) -> None:
+        self._model, self._arguments, self._make_cache = model, arguments, make_cache
         self._lock = threading.Lock()
-        self._caches = [make_cache() for _ in range(told.slots)]
+        self._caches = [make_cache() for _ in range(arguments.slots)]
         self._kept: list[Tensor] = []
 
     def warm_up(self) -> None:
@@ -121,15 +121,15 @@ class Model:
 
     def grow(self, size_bytes: int) -> None:
         """Holds so many more bytes."""
-        self._kept.append(take(size_bytes, self._told.device))
+        self._kept.append(take(size_bytes, self._arguments.device))
 
     def used_bytes(self) -> int:
         """What this process holds of the device, by NVML where it lists it."""
-        return used_bytes(self._told.device)
+        return used_bytes(self._arguments.device)
 
     def _prompt(self, text: bytes) -> list[int]:
         """Its last bytes as tokens, or as many as the command line says."""
-        tokens = self._told.prompt_tokens
+        tokens = self._arguments.prompt_tokens
         text = text or b" "
         return list((text * (tokens // len(text) + 1))[:tokens] if tokens else text[-PROMPT_TOKENS:])
 
@@ -137,9 +137,9 @@ class Model:
         at, given = 0, prompt
         with self._lock, torch.inference_mode():
             cache.reset()
-        for _ in range(min(tokens, self._told.context_tokens - len(prompt))):
+        for _ in range(min(tokens, self._arguments.context_tokens - len(prompt))):
             with self._lock, torch.inference_mode():
-                device = self._told.device
+                device = self._arguments.device
                 position = torch.arange(at, at + len(given), device=device)
                 answer = self._model(
                     input_ids=torch.tensor([given], device=device), position_ids=position[None],
@@ -150,40 +150,40 @@ class Model:
             yield token
 
 
-def load(told: argparse.Namespace, phases: Any) -> Model:
+def load(arguments: argparse.Namespace, phases: Any) -> Model:
     """From nothing to a model that has answered once."""
     phases.note("torch")
-    if told.device == "cpu":
+    if arguments.device == "cpu":
         count_simulated(SIMULATED_CONTEXT_BYTES)
-    torch.zeros(1, device=told.device)
+    torch.zeros(1, device=arguments.device)
     phases.note("context")
-    reading = Reading(told.weights / "model.safetensors", told.device, empty=told.empty)
+    reading = Reading(arguments.weights / "model.safetensors", arguments.device, empty=arguments.empty)
     import transformers
     from transformers.cache_utils import StaticCache
 
-    config = transformers.AutoConfig.from_pretrained(told.weights)
+    config = transformers.AutoConfig.from_pretrained(arguments.weights)
     kind = getattr(transformers, config.architectures[0])
     phases.note("transformers")
     with torch.device("meta"):
         made = kind._from_config(config, dtype=torch.bfloat16)
-    with torch.device(told.device):
+    with torch.device(arguments.device):
         made.model.rotary_emb = type(made.model.rotary_emb)(config=config)  # its table is no parameter
     made.load_state_dict(reading.wait(), strict=True, assign=True)
     made.eval()
     phases.note("weights", began_s=reading.began_s, ended_s=reading.ended_s, bytes=reading.bytes)
-    model = Model(made, told, lambda: StaticCache(config=config, max_cache_len=told.context_tokens))
+    model = Model(made, arguments, lambda: StaticCache(config=config, max_cache_len=arguments.context_tokens))
     model.warm_up()
-    fill(model, told)
+    fill(model, arguments)
     phases.note("warm")
     return model
 
 
-def fill(model: Model, told: argparse.Namespace) -> None:
+def fill(model: Model, arguments: argparse.Namespace) -> None:
     """Takes the rest of what it may take, as engines do that page their cache."""
-    wanted = told.memory_bytes
-    if told.gpu_memory_utilization:
-        wanted = int(told.gpu_memory_utilization * total_bytes(told.device))
-    rest = int(wanted * (1 - SPARE)) - used_bytes(told.device)
+    wanted = arguments.memory_bytes
+    if arguments.gpu_memory_utilization:
+        wanted = int(arguments.gpu_memory_utilization * total_bytes(arguments.device))
+    rest = int(wanted * (1 - SPARE)) - used_bytes(arguments.device)
     if rest > 0:
         model.grow(rest // MIB * MIB)
 

@@ -21,7 +21,7 @@ TOTAL_BYTES = 8 << 30
 RESERVED_BYTES = 64 << 20
 """Held by the driver: no process gets it."""
 LINGER_S = 0.15
-nvmlMemory_v2 = 2  # noqa: N816 - the name that NVML has
+nvmlMemory_v2 = 2
 NVML_ERROR_NOT_SUPPORTED = 3
 
 
@@ -33,7 +33,7 @@ class NVMLError(Exception):
         self.value = value
 
 
-class NVMLError_FunctionNotFound(NVMLError):  # noqa: N801, N818 - the name that the bindings have
+class NVMLError_FunctionNotFound(NVMLError):
     """An older driver."""
 
 
@@ -54,7 +54,7 @@ class Process(NamedTuple):
     """One process that holds memory of a device."""
 
     pid: int
-    usedGpuMemory: int  # noqa: N815 - the name that NVML has
+    usedGpuMemory: int
 
 
 def allocate(size_bytes: int) -> None:
@@ -67,46 +67,46 @@ def allocate(size_bytes: int) -> None:
         (folder / str(os.getpid())).write_text(str(size_bytes))
 
 
-def nvmlInit() -> None:  # noqa: N802 - this and the following names are NVML's
+def nvmlInit() -> None:
     """Nothing to initialise."""
 
 
-def nvmlSystemGetDriverVersion() -> str:  # noqa: N802
+def nvmlSystemGetDriverVersion() -> str:
     """The simulated driver's version."""
     return DRIVER
 
 
-def nvmlDeviceGetCount() -> int:  # noqa: N802
+def nvmlDeviceGetCount() -> int:
     """One device."""
     return 1
 
 
-def nvmlDeviceGetHandleByIndex(index: int) -> str:  # noqa: N802
+def nvmlDeviceGetHandleByIndex(index: int) -> str:
     """The UUID serves as the handle."""
     return UUID
 
 
-def nvmlDeviceGetHandleByUUID(uuid: str) -> str:  # noqa: N802
+def nvmlDeviceGetHandleByUUID(uuid: str) -> str:
     """The UUID serves as the handle."""
     return uuid
 
 
-def nvmlDeviceGetUUID(handle: str) -> str:  # noqa: N802
+def nvmlDeviceGetUUID(handle: str) -> str:
     """The device's UUID."""
     return handle
 
 
-def nvmlDeviceGetName(handle: str) -> str:  # noqa: N802
+def nvmlDeviceGetName(handle: str) -> str:
     """The product."""
     return PRODUCT
 
 
-def nvmlDeviceGetMigMode(handle: str) -> list[int]:  # noqa: N802
+def nvmlDeviceGetMigMode(handle: str) -> list[int]:
     """As on a product without MIG."""
     raise NVMLError
 
 
-def nvmlDeviceGetMemoryInfo(handle: str, version: int = 1) -> Memory:  # noqa: N802
+def nvmlDeviceGetMemoryInfo(handle: str, version: int = 1) -> Memory:
     """Version 1 counts reserved memory as used, version 2 counts it apart."""
     with _locked() as folder:
         used = sum(_holders(folder).values())
@@ -114,18 +114,18 @@ def nvmlDeviceGetMemoryInfo(handle: str, version: int = 1) -> Memory:  # noqa: N
     return Memory(TOTAL_BYTES, RESERVED_BYTES, used if version == nvmlMemory_v2 else used + RESERVED_BYTES, free)
 
 
-def nvmlDeviceGetComputeRunningProcesses(handle: str) -> list[Process]:  # noqa: N802
+def nvmlDeviceGetComputeRunningProcesses(handle: str) -> list[Process]:
     """Everyone who holds memory."""
     with _locked() as folder:
         return [Process(pid, size) for pid, size in _holders(folder).items()]
 
 
-def nvmlDeviceGetGraphicsRunningProcesses(handle: str) -> list[Process]:  # noqa: N802
+def nvmlDeviceGetGraphicsRunningProcesses(handle: str) -> list[Process]:
     """Nobody draws."""
     return []
 
 
-def nvmlDeviceGetMPSComputeRunningProcesses(handle: str) -> list[Process]:  # noqa: N802
+def nvmlDeviceGetMPSComputeRunningProcesses(handle: str) -> list[Process]:
     """There is no MPS daemon."""
     return []
 

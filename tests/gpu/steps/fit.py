@@ -1,7 +1,7 @@
 """Step `fit`: what Pilotlight counts for a Model, compared with the most that its engine was seen to use.
 
 llama.cpp: the count comes from the GGUF header, and the engine takes what it needs. An engine that pages its cache
-(vLLM's command line, `gpu.memory: auto`): the count comes from config.json, and the engine is told to take it.
+(vLLM's command line, `gpu.memory: auto`): the count comes from config.json, and the engine gets it on its command line.
 """
 
 from __future__ import annotations
