@@ -247,11 +247,11 @@ async def test_point_12_a_connection_that_breaks_is_gone_on_with(end: str) -> No
 
 
 async def test_point_12_stall_and_slowloris() -> None:
-    async with place(Limits(read_s=0.05)) as one:
+    async with place(Limits(read_s=0.5)) as one:
         one.next(raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000], "hang"))
         assert await one.read() == CONTENT
         assert one.ranges()[1] == "bytes=1000-16383"
-    async with place(Limits(connect_s=0.0, head_s=0.05)) as one:
+    async with place(Limits(connect_s=0.0, head_s=0.5)) as one:
         one.next(raw(one.fake, b"HTTP/1.1 200 OK\r\nContent-", "hang"))
         assert await one.read() == CONTENT
     async with place() as one:

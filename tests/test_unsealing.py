@@ -25,7 +25,8 @@ from tests.kit.pulled import go, place
 pytestmark = pytest.mark.standard
 
 CONTENT = bytes(range(256)) * 4096
-LIMITS = Limits(read_s=0.2, pace_s=0.1)
+SILENT, TRICKLE = Limits(read_s=0.05), Limits(pace_s=0.1)
+"""Each ends one kind of waiting only, so that a machine without CPU to spare ends no other."""
 
 
 class Pair:
@@ -75,8 +76,8 @@ class Pair:
             self.sealed.incoming.write(self.ours.recv(count - self.sealed.incoming.pending))
         self.ours.setblocking(False)
 
-    def move(self, count: int, put: Put, at: int = 0) -> Moved:
-        return move(Ends(self.ours, self.sealed), count, put, at, LIMITS)
+    def move(self, count: int, put: Put, at: int = 0, limits: Limits = Limits()) -> Moved:  # noqa: B008
+        return move(Ends(self.ours, self.sealed), count, put, at, limits)
 
     def close(self) -> None:
         self.ours.close()
@@ -129,7 +130,7 @@ def test_what_the_disk_refuses_is_an_error_and_not_the_registrys(pair: Pair) -> 
 def test_an_end_a_silence_and_a_trickle_each_end_the_waiting_and_keep_what_came(pair: Pair) -> None:
     came = Came()
     pair.send(b"abc").join()
-    assert pair.move(10, came.put) == Moved(3, "the connection broke while it answered (too slow)")
+    assert pair.move(10, came.put, limits=SILENT) == Moved(3, "the connection broke while it answered (too slow)")
     assert came.bytes == b"abc"
     over = threading.Event()
 
@@ -139,7 +140,7 @@ def test_an_end_a_silence_and_a_trickle_each_end_the_waiting_and_keep_what_came(
 
     dripping = threading.Thread(target=trickle)
     dripping.start()
-    moved = pair.move(1 << 20, came.put)
+    moved = pair.move(1 << 20, came.put, limits=TRICKLE)
     over.set()
     dripping.join()
     assert "gives only" in moved.broken

@@ -140,6 +140,14 @@ class Machines:
         found: list[Object] = (await self._api.get(CLAIMS, labelSelector=f"karpenter.sh/nodepool={self.name}"))["items"]
         return found
 
+    async def only(self) -> Object:
+        """The one claim, with its node's name: Karpenter writes that later than a pod can be ready there."""
+        while True:
+            (claim,) = await self.claims()
+            if claim.get("status", {}).get("nodeName"):
+                return claim
+            await asyncio.sleep(0.05)
+
     def _changed(self, changes: list[Change[Object]]) -> None:
         for change in changes:
             name = change.key.name

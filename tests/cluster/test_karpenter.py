@@ -192,7 +192,7 @@ async def test_a_fourth_replica_on_a_time_slicing_node_yields_exactly_one_node_c
             while await ready(house) < 4:
                 assert len(await machines.claims()) <= 1
                 await asyncio.sleep(0.05)
-            (claim,) = await machines.claims()
+            claim = await machines.only()
             notes = claim["metadata"]["annotations"]
             assert claim["metadata"]["name"].startswith("pilotlight-ada-")
             assert notes["pilotlight.dev/owner"] == "ada"
@@ -216,7 +216,7 @@ async def test_a_node_that_karpenter_takes_during_an_answer_goes_when_that_is_wh
             calling = asyncio.create_task(house.call("ada"))
             while not await ready(house):
                 await asyncio.sleep(0.05)
-            (claim,) = await machines.claims()
+            claim = await machines.only()
             await api.delete(f"{CLAIMS}/{claim['metadata']['name']}")
             status, said = await calling
             assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 80)
@@ -258,7 +258,7 @@ async def test_fault_a_consolidation_during_a_stream_waits_for_it(
                 await asyncio.sleep(0.05)  # every ten seconds Karpenter looks, and says one reason in two minutes
             assert not await ready(house)
             gate.touch()
-            (claim,) = await machines.claims()
+            claim = await machines.only()
             node = claim["status"]["nodeName"]
             while not await ready(house):
                 assert all(await asks(api, namespace, node))
@@ -293,7 +293,7 @@ async def test_a_pod_that_is_evicted_while_nobody_leads_ends_when_its_call_has(
             calling = asyncio.create_task(house.call("ada"))
             while not await ready(house):
                 await asyncio.sleep(0.05)
-            (claim,) = await machines.claims()
+            claim = await machines.only()
             while await asks(api, namespace, claim["status"]["nodeName"]) != [False]:
                 await asyncio.sleep(0.05)
             house.autoscaler.send_signal(SIGSTOP)
@@ -342,7 +342,7 @@ async def test_a_node_that_expires_is_replaced_and_left_before_it_does(
         async with house.running(), asyncio.timeout(WAIT_S_MAX * 5):
             while not await ready(house):
                 await asyncio.sleep(0.05)
-            (first,) = await machines.claims()
+            first = await machines.only()
             assert first["spec"]["expireAfter"] == f"{EXPIRES_S:.0f}s"
             ends_s = unix_s(first["metadata"]["creationTimestamp"]) + EXPIRES_S
             while time.time() < ends_s - EXPIRES_S * 0.3:  # a successor is ordered when a quarter of it is left

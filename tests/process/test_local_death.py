@@ -22,15 +22,15 @@ pytestmark = pytest.mark.standard
 ROOT = Path(__file__).resolve().parents[2]
 R1 = ReplicaId("r1")
 GROWS_ORPHANS = """
-import os, time
+import os, sys, time
 for escapes in (False, True):
     if os.fork() == 0:
         if os.fork() == 0:
             if escapes: os.setsid()
-            time.sleep(0.6)
+            while not os.path.exists(sys.argv[2]): time.sleep(0.01)
         os._exit(0)
 """
-"""Two grandchildren whose parents are gone, one of them in a session of its own; both end soon."""
+"""Two grandchildren whose parents are gone, one of them in a session of its own; both end once a file is there."""
 
 
 class Host:
@@ -119,16 +119,19 @@ def test_the_last_words_of_an_adopted_engine_are_not_told_for_it_may_have_had_ca
     rig.state.close()
 
 
-def test_orphans_of_engines_are_reaped_and_other_children_are_not(state: Path) -> None:
-    host = Host(state, python(GROWS_ORPHANS + TINY_ENGINE, "{port}"))
+def test_orphans_of_engines_are_reaped_and_other_children_are_not(state: Path, tmp_path: Path) -> None:
+    """The one in a session of its own is reaped because the driver has seen it alive."""
+    end = tmp_path / "end"
+    host = Host(state, python(GROWS_ORPHANS + TINY_ENGINE, "{port}", str(end)))
     try:
         host.until("r1 ready")
         host.order("spare")
         unrelated = int(host.until("unrelated").split()[1])
-        main = LocalRigReader(state).main
+        main = main_after_look(state)
+        end.touch()
         deadline_s = time.monotonic() + 60
-        while sorted(host.children()) != sorted([main, unrelated]):
-            assert time.monotonic() < deadline_s, host.children()
+        while sorted(children := host.children()) != sorted([main, unrelated]):
+            assert time.monotonic() < deadline_s, f"children {children}, engine {main}, unrelated {unrelated}"
             time.sleep(0.05)
         host.order("stop r1")
         host.until("r1 clean")
@@ -139,9 +142,11 @@ def test_orphans_of_engines_are_reaped_and_other_children_are_not(state: Path) -
         host.kill()
 
 
-class LocalRigReader:
-    """Reads a state directory that another process owns."""
-
-    def __init__(self, state: Path) -> None:
-        (record,) = (state / "replicas").glob("*.json")
-        self.main = int(json.loads(record.read_text())["pid"])
+def main_after_look(state: Path) -> int:
+    """The pid of the engine, once the driver has looked at all its processes: it writes the record of that after it."""
+    (path,) = (state / "replicas").glob("*.json")
+    deadline_s = time.monotonic() + 60
+    while not (record := json.loads(path.read_text()))["was_ready"]:
+        assert time.monotonic() < deadline_s, record
+        time.sleep(0.01)
+    return int(record["pid"])
