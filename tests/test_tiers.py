@@ -1,4 +1,4 @@
-"""`make test` has a process or cluster test for each fault case, driver, provider and kind of adoption or slices."""
+"""`make test` has a process or cluster test for each fault case, driver, provider, command, adoption and slicing kind."""
 
 from __future__ import annotations
 
@@ -6,26 +6,38 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args, get_type_hints
 
+import click
 import pytest
 
+from autoscaler.model import Adopted
 from autoscaler.providers import KINDS
+from autoscaler.settings import NodeSlicing
+from pilotlight.cli import cli
 from scripts.gates import ROOT
 
 REAL = [path for folder in ("process", "cluster") for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))]
 SUBJECTS = {
     "driver local": "process/test_local_driver.py", "driver kubernetes": "cluster/test_driver.py",
-    "driver adoption": "cluster/test_adoption.py", "adopted Deployment": "cluster/test_adoption.py",
-    "adopted KubeAI model": "cluster/test_kubeai.py", "slices MIG, claims, HAMi": "cluster/test_slicing.py",
-    "slices time-sliced": "cluster/test_sharing.py", "slices by shared claims": "cluster/test_dra_sharing.py",
+    "adoption Deployment": "cluster/test_adoption.py", "adoption StatefulSet": "cluster/test_adoption.py",
+    "adoption of a KubeAI model": "cluster/test_kubeai.py",
+    "slicing whole": "cluster/test_placing.py", "slicing timeslice": "cluster/test_sharing.py",
+    "slicing mps": "cluster/test_slicing.py", "slicing mig": "cluster/test_slicing.py",
+    "slicing hami": "cluster/test_slicing.py", "slicing dra": "cluster/test_slicing.py",
+    "slicing volcano": "cluster/test_slicing.py", "slicing kai": "cluster/test_slicing.py",
     "provider cro": "cluster/test_fabric_cro.py", "provider redfish": "cluster/test_fabric_publishing.py",
     "provider karpenter": "cluster/test_karpenter.py", "provider clusterAutoscaler": "cluster/test_nodegroups.py",
     "provider provisioningRequest": "cluster/test_provisioning.py", "provider kueue": "cluster/test_kueue.py",
-    "commands of an operator": "process/test_operator.py", "command serve": "process/test_front_door.py",
-    "command status and explain": "process/test_command_line.py", "command doctor": "cluster/test_prerequisites.py",
-    "command weights": "process/test_peers.py", "command load": "process/test_supplied.py",
-    "commands gateway and autoscaler": "process/test_tls.py",
+    "command agent": "process/test_operator.py", "command autoscaler": "process/test_tls.py",
+    "command cordon": "process/test_operator.py", "command doctor": "cluster/test_prerequisites.py",
+    "command drain": "process/test_operator.py", "command explain": "process/test_command_line.py",
+    "command gateway": "process/test_tls.py", "command import": "process/test_command_line.py",
+    "command key": "process/test_front_door.py", "command load": "process/test_command_line.py",
+    "command plan": "process/test_operator.py", "command serve": "process/test_front_door.py",
+    "command status": "process/test_command_line.py", "command stop": "process/test_operator.py",
+    "command uncordon": "process/test_operator.py", "command wake": "process/test_operator.py",
+    "command weights": "process/test_peers.py",
 }  # fmt: skip
 """Subject -> a file of process or cluster tests that has at least one standard test of it."""
 
@@ -74,5 +86,11 @@ def test_each_subject_has_a_standard_test(subject: str) -> None:
     assert any(test.is_standard for test in functions_of(ROOT / "tests" / SUBJECTS[subject]))
 
 
-def test_every_provider_is_a_subject() -> None:
-    assert {f"provider {kind}" for kind in KINDS} <= SUBJECTS.keys()
+def test_every_provider_kind_and_command_is_a_subject() -> None:
+    slicing, adopted = (get_args(get_type_hints(one)["kind"]) for one in (NodeSlicing, Adopted))
+    expected = {f"provider {kind}" for kind in KINDS} | {f"slicing {kind}" for kind in slicing}
+    expected |= {f"adoption {kind}" for kind in adopted} | {
+        f"command {name}" for name in cli.list_commands(click.Context(cli))
+    }
+    assert expected <= SUBJECTS.keys()
+    assert [one for one in SUBJECTS if one.startswith("command ") and one not in expected] == []

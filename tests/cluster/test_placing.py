@@ -91,6 +91,7 @@ async def held_by_others(api: Api, node: str, gpus: str = "1", **more: str) -> A
         await api.delete(f"/api/v1/namespaces/{name}")
 
 
+@pytest.mark.standard
 async def test_a_device_that_a_pod_of_others_has_is_left_alone(
     api: Api, house: House, namespace: str, tmp_path: Path
 ) -> None:

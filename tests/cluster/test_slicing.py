@@ -14,7 +14,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -187,6 +187,64 @@ async def test_a_model_gets_the_card_of_hami_on_which_others_leave_enough(
             target = {"apiVersion": "v1", "kind": "Node", "name": node.name}
             binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
             await api.create(f"{pods}/{name}/binding", binding)
+            assert (await house.call("ada"))[0] == 200
+
+
+class Shared(NamedTuple):
+    """How one way of sharing a GPU shows on a node and in a pod."""
+
+    settings: dict[str, object]
+    """`slicing` of the Settings."""
+    amounts: dict[str, str]
+    """Of extended resources that the node has."""
+    registers: dict[str, str]
+    """Annotations of the node."""
+    limits: dict[str, str]
+    annotations: dict[str, str]
+    scheduler: str
+
+
+_REGISTERED = "GPU-a,10,81920,NVIDIA-H100,true,hami-core:"
+SHARED = {
+    "mps": Shared(
+        {"kind": "mps", "replicas": 2}, {"nvidia.com/gpu": "2"}, {}, {"nvidia.com/gpu": "1"}, {}, "default-scheduler",
+    ),
+    "kai": Shared(
+        {"kind": "kai"}, {"nvidia.com/gpu": "1"}, {}, {}, {"gpu-memory": "30720"}, "kai-scheduler",
+    ),
+    "volcano": Shared(
+        {"kind": "volcano"}, {}, {"volcano.sh/node-vgpu-register": _REGISTERED},
+        {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "30720"},
+        {"volcano.sh/vgpu-use-gpuuuid": "GPU-a"}, "volcano",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.standard
+@pytest.mark.parametrize("kind", SHARED)
+async def test_a_model_gets_a_part_of_a_gpu_that_another_scheduler_or_the_device_plugin_shares(
+    house: House, api: Api, namespace: str, tmp_path: Path, kind: str
+) -> None:
+    """The schedulers of KAI and Volcano do not run here: the test binds in their place."""
+    shared = SHARED[kind]
+    async with noded(api, tmp_path, **shared.amounts) as node, asyncio.timeout(WAIT_S_MAX):
+        await api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"annotations": shared.registers}})
+        device = {"model": "H100", "memory": "80Gi", "count": 1}
+        kinds = [{"selector": {"test": node.name}, "device": device, "slicing": shared.settings}]
+        house.write(kept("ada", node, "30Gi"), nodes=kinds)
+        pods = f"/api/v1/namespaces/{namespace}/pods"
+        async with house.running():
+            while not (there := (await api.get(pods, labelSelector="pilotlight.dev/model"))["items"]):
+                await asyncio.sleep(0.05)
+            (pod,) = there
+            assert pod["spec"]["schedulerName"] == shared.scheduler
+            assert pod["spec"]["containers"][0]["resources"].get("limits", {}) == shared.limits
+            assert pod["metadata"]["annotations"].items() >= shared.annotations.items()
+            if shared.scheduler != "default-scheduler":
+                name = pod["metadata"]["name"]
+                target = {"apiVersion": "v1", "kind": "Node", "name": node.name}
+                binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+                await api.create(f"{pods}/{name}/binding", binding)
             assert (await house.call("ada"))[0] == 200
 
 

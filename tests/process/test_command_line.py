@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.documents import load
 from loadtest.result import Ending
 from tests.kit import shapes
 from tests.kit.serving import API, Serving, fake, model, serving
@@ -37,6 +38,18 @@ async def test_an_alias_is_as_good_as_the_name(tmp_path: Path) -> None:
         assert row["model"] == "ada"
         unknown = run("status", "eve", "--ops", one.ops)
         assert (unknown.returncode, unknown.stderr) == (1, "pilotlight: no such model; there are: ada\n")
+
+
+@pytest.mark.standard
+def test_the_configuration_of_another_program_is_printed_as_documents(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: {ada: {cmd: 'llama-server --port ${PORT} --parallel 2 -m /models/ada.gguf', ttl: 300}}")
+    done = run("import", "llama-swap", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    (ada,) = load([("printed", done.stdout)]).models
+    assert (ada.name, ada.spec.artifact, ada.spec.slots, ada.spec.idle_seconds) == (
+        "ada", "file:///models/ada.gguf", 2, 300,
+    )  # fmt: skip
 
 
 async def test_a_model_that_failed_is_not_measured_and_not_waited_for(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ async def test_a_cordon_outlives_a_restart_and_a_drain_moves_what_runs(tmp_path:
         assert "devices gpu0, gpu1; nodes local" in await pilotlight(one, "cordon", "gpu7", status=1)
 
 
+@pytest.mark.standard
 async def test_what_would_be_started_is_asked_of_what_runs_and_nothing_is(tmp_path: Path) -> None:
     """One of two that fit on the one device only one at a time runs, and is idle: it would go for the other."""
     ada, bob = (
