@@ -47,18 +47,37 @@ class Tool(NamedTuple):
     name: str
     install: str
     skipped: str
+    other_names: tuple[str, ...] = ()
+    variable: str = ""
+    """An environment variable that can hold the program's path."""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether no program of these names is on the PATH or in a system folder, and the variable names none."""
+        path = os.pathsep.join((os.environ.get("PATH", ""), *SYSTEM_FOLDERS))
+        found = any(shutil.which(name, path=path) for name in (self.name, *self.other_names))
+        return not found and not (self.variable and os.environ.get(self.variable))
 
 
+SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")
+"""Debian installs nginx and HAProxy there, where not every user's PATH leads."""
 TOOLS = (
     Tool("go", "Debian: apt install golang, version 1.26 or newer", "all of tests/cluster; oras-go in tests/process"),
     Tool("gcc", "Debian: apt install gcc python3-dev", "the tests of the compiled gateway"),
+    Tool("nginx", "Debian: apt install nginx-light", "nginx in tests/wire/test_differential.py"),
     Tool("haproxy", "Debian: apt install haproxy", "HAProxy in tests/wire/test_differential.py"),
     Tool("bsdtar", "Debian: apt install libarchive-tools", "bsdtar in tests/test_tar.py"),
     Tool("openssl", "Debian: apt install openssl", "all of tests/cluster"),
     Tool("mmdebstrap", "Debian: apt install mmdebstrap", "tests/chart/test_image.py (deep tier)"),
-    Tool("docker-registry", "Debian: apt install docker-registry", "tests with a real registry in tests/process"),
-    Tool("skopeo", "Debian: apt install skopeo", "skopeo in tests/process/test_other_clients.py"),
-)
+    Tool("docker-registry", "Debian: apt install docker-registry", "tests with a real registry in tests/process",
+         ("registry",), "PILOTLIGHT_REGISTRY"),
+    Tool("skopeo", "Debian: apt install skopeo", "skopeo in tests/process/test_other_clients.py",
+         variable="PILOTLIGHT_SKOPEO"),
+    Tool("minio", "CGO_ENABLED=0 go install github.com/minio/minio@latest", "MinIO in tests/process/test_real_s3.py",
+         variable="PILOTLIGHT_MINIO"),
+    Tool("versitygw", "CGO_ENABLED=0 go install github.com/versity/versitygw/cmd/versitygw@latest",
+         "versitygw in tests/process/test_real_s3.py", variable="PILOTLIGHT_VERSITYGW"),
+)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -197,11 +216,7 @@ def is_passed(parts: Sequence[Part]) -> bool:
 
 def missing_tools() -> list[str]:
     """One line for each missing tool: its name, how to install it, which tests were skipped."""
-    lines = [
-        f"missing: {tool.name} ({tool.install}); skipped: {tool.skipped}"
-        for tool in TOOLS
-        if shutil.which(tool.name) is None
-    ]
+    lines = [f"missing: {tool.name} ({tool.install}); skipped: {tool.skipped}" for tool in TOOLS if tool.is_missing]
     enters = [PYTHON, "-c", "from tests.cluster import network; network.enter()"]
     if subprocess.run(enters, cwd=ROOT, check=False, capture_output=True).returncode:
         lines.append(

@@ -160,15 +160,23 @@ def test_the_report_adds_up_costs_by_folder() -> None:
 
 
 def test_a_missing_tool_is_named_with_its_package_and_what_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: None if name == "go" else f"/usr/bin/{name}")
+    monkeypatch.setattr("shutil.which", lambda name, **_: None if name == "go" else f"/usr/bin/{name}")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0))
     (line,) = run.missing_tools()
     assert line.startswith("missing: go (")
     assert "skipped: all of tests/cluster" in line
 
 
+def test_a_tool_that_a_variable_names_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    skopeo = next(tool for tool in run.TOOLS if tool.name == "skopeo")
+    assert skopeo.is_missing
+    monkeypatch.setenv("PILOTLIGHT_SKOPEO", "/opt/skopeo")
+    assert not skopeo.is_missing
+
+
 def test_a_refused_network_namespace_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("shutil.which", lambda name, **_: f"/usr/bin/{name}")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 1))
     assert [line.split(" (")[0] for line in run.missing_tools()] == ["missing: network namespaces"]
 

@@ -1,4 +1,4 @@
-"""`make test` has a process or cluster test for each fault case, driver, provider, command, adoption and slicing kind."""
+"""`make test` has a process or cluster test of each fault case, driver, provider, command, adoption and slicing."""
 
 from __future__ import annotations
 
