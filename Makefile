@@ -2,15 +2,15 @@
 .PHONY: venv demo test test-deep test-profile test-flaky check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
 
 PY := .venv/bin/python
-# What users get: the compiled gateway, found before the one beside it by us and by all that we start.
+# What users get: the compiled gateway. Python finds it before the sources, also in the processes that are started.
 WITH_COMPILED := PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 FUZZ_S ?= 600
 
-venv: .venv/ready  ## .venv with everything, from the distribution's Python 3.11 or newer where it exists
+venv: .venv/ready  ## .venv with all dependencies, made with Python 3.11 or newer
 .venv/ready: requirements/dev.lock scripts/venv.sh
 	@bash scripts/venv.sh
 
-demo: venv  ## two real models, one device, from zero and back (KEEP=1 stays up)
+demo: venv  ## two real models share a device, start from zero and stop again; KEEP=1 keeps them running
 	@$(PY) -m examples.demo $(if $(KEEP),--keep)
 
 check: venv  ## format, lint, types, imports, gates (file and function length, pure modules)
@@ -25,59 +25,59 @@ test: venv  ## checks and all tests but the deep ones
 test-deep: venv  ## every test with all examples and 500 seeds; SHARD=0 to 7: one eighth of what `make test` leaves out
 	@$(PY) -m tests.run deep $(if $(SHARD),--shard $(SHARD))
 
-test-profile: venv  ## what the tests cost, by folder and file, and the slowest; TIER=fast or deep
+test-profile: venv  ## time of the tests by folder and file, and the slowest tests; TIER=fast or deep
 	@rm -f build/costs.jsonl
 	@$(PY) -m tests.run $(or $(TIER),test) --costs=$(CURDIR)/build/costs.jsonl; status=$$?; $(PY) -m tests.plugins.report build/costs.jsonl && exit $$status
 
 test-flaky: venv  ## repeat make test RUNS times while two processes use the CPU; the results go to tests/flaky-log.tsv
 	@$(PY) -m tests.flaky $(or $(RUNS),10) $(or $(TIER),test)
 
-wheel: venv  ## dist/: the wheel for this Python and machine, with the gateway compiled
+wheel: venv  ## dist/: the wheel for this Python and machine, with the compiled gateway
 	@bash scripts/compiled.sh wheel dist
 
-compiled: venv  ## build/compiled: that wheel laid open, for benches and tests
+compiled: venv  ## build/compiled: the unpacked wheel, for benchmarks and tests
 	@bash scripts/compiled.sh
 
-test-compiled: venv  ## the gateway's tests against it
+test-compiled: venv  ## the gateway's tests with the compiled gateway
 	@bash scripts/compiled.sh test
 
 image: venv  ## dist/pilotlight-image.tar: the OCI image, without a docker engine; needs mmdebstrap
 	@$(PY) scripts/image.py
 
-fuzz: venv  ## the wire, bodies, messages and manifests, for FUZZ_S seconds; what breaks them is kept in tests/fuzz/found
+fuzz: venv  ## fuzzes HTTP, bodies, messages and manifests for FUZZ_S seconds; inputs that fail are kept in tests/fuzz/found
 	@FUZZ_S=$(FUZZ_S) nice -n 19 $(PY) -m tests.fuzz
 
-lock:  ## resolves requirements/dev.lock anew, for every Python and machine (markers stay); needs uv on the PATH
+lock:  ## updates requirements/dev.lock for all Python versions and platforms; needs uv on the PATH
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra llama --extra kubernetes --extra agent --group dev pyproject.toml -o requirements/dev.lock
 
 bench-cold: compiled  ## cold starts, bursts, fairness; QUICK=1 for about five minutes
 	@$(WITH_COMPILED) $(PY) -Pm bench.cold
 
-bench-dataplane: compiled  ## one gateway beside nginx and other proxies; QUICK=1 for less than ten minutes
+bench-dataplane: compiled  ## the gateway compared with nginx and other proxies; QUICK=1 for less than ten minutes
 	@$(WITH_COMPILED) $(PY) -Pm bench.dataplane
 
-bench-plan: venv  ## what a decision costs
+bench-plan: venv  ## CPU time of a decision of the autoscaler
 	@$(PY) -m bench.plan
 
 bench-cluster: compiled  ## on a real Kubernetes control plane; QUICK=1 for less than ten minutes
 	@$(PY) -m tests.cluster.building >/dev/null
 	@$(WITH_COMPILED) $(PY) -Pm tests.cluster.network $(PY) -Pm bench.cluster
 
-bench-packing: venv  ## the packing experiment of FGD with ours and its peers; QUICK=1 without the peers but FGD
+bench-packing: venv  ## FGD's packing experiment with our packer and its peers; QUICK=1: only FGD as a peer
 	@$(PY) -m bench.packing
 
-bench-weights: venv  ## weights from and to a registry beside oras-go and oras-py; needs go and docker-registry (or its name in PILOTLIGHT_REGISTRY); QUICK=1 for fewer rounds
+bench-weights: venv  ## pull and push of weights compared with oras-go and oras-py; needs go and docker-registry (or its path in PILOTLIGHT_REGISTRY); QUICK=1 for fewer rounds
 	@$(PY) -m bench.weights
 
-bench-capacity: venv  ## GenTD26's Calls through the plan and through others' rules, and 10,000 surges; QUICK=1 for less; the trace: GENTD26=FOLDER
+bench-capacity: venv  ## the calls of GenTD26 with our planner and with other rules, and 10,000 surges; QUICK=1: a part; GENTD26=FOLDER: the trace
 	@$(PY) -m bench.capacity
 
-bench-fabric: venv  ## how soon a fabric is asked for a GPU, by its operator and by Redfish, on a real Kubernetes control plane; about three minutes
+bench-fabric: venv  ## time until a fabric is asked for a GPU, through its operator and through Redfish, on a real Kubernetes control plane; about three minutes
 	@$(PY) -m tests.cluster.building >/dev/null
 	@$(PY) -Pm tests.cluster.network $(PY) -Pm bench.fabric
 
 PYTHON_VERSION ?= 3.12
-gpu-kit: venv  ## build/gpu-kit: what tests/gpu/run needs on a machine without a network, for its PYTHON_VERSION
+gpu-kit: venv  ## build/gpu-kit: everything that tests/gpu/run needs on a machine without a network with that PYTHON_VERSION
 	@$(PY) -m tests.gpu.kit $(PYTHON_VERSION)
 
 bench-compare: venv  ## CPU time per operation of this tree relative to the commit BASE, at most ten minutes for each of PARTS; RECORD=ISSUE adds rows to bench/history.tsv

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The wheel with the gateway compiled (hatch_build.py). Without words: laid open in build/compiled, again only when a
-# source has changed. `wheel FOLDER`: put there. `test OPTIONS`: and the gateway's tests run against it.
+# Builds the wheel with the compiled gateway (hatch_build.py). Without arguments: unpacks it into build/compiled, if a
+# source has changed since. `wheel FOLDER`: copies it there. `test OPTIONS`: also runs the gateway's tests against it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
@@ -9,16 +9,16 @@ packages=(artifacts autoscaler gateway loadtest pilotlight)
 include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 cc=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("CC").split()[0])')
 if ! command -v "$cc" >/dev/null || [ ! -e "$include/Python.h" ]; then
-  echo "compiled gateway: left out, for it needs $cc and $include/Python.h (Debian: apt install gcc python3-dev)"
+  echo "compiled gateway: skipped, because it needs $cc and $include/Python.h (Debian: apt install gcc python3-dev)"
   [ "${1:-}" = wheel ] && exit 1
   exit 0
 fi
 
 build() {  # FOLDER
   rm -rf "$1"
-  echo "compiling the gateway: about a minute, unless an equal one is in the cache"
+  echo "compiling the gateway: about a minute, unless the cache has it"
   local cache=
-  if [ "$1" = build/wheel-cached ]; then  # for tests and benches; a wheel for users is built from its sources
+  if [ "$1" = build/wheel-cached ]; then  # only for tests and benchmarks; a wheel for users is always compiled
     cache=${XDG_CACHE_HOME:-$HOME/.cache}/pilotlight
     mkdir -p "$cache"
   fi
@@ -41,13 +41,13 @@ if [ ! -e "$place/ready" ] || [ -n "$(find "${packages[@]}" hatch_build.py pypro
   build build/wheel-cached
   rm -rf "$place"
   "$python" -m zipfile -e build/wheel-cached/*.whl "$place"
-  "$python" -m compileall -q "$place"  # as an installer does: starts are measured
+  "$python" -m compileall -q "$place"  # as an installer does: start times are measured
   touch "$place/ready"
 fi
 [ "${1:-}" = test ] || exit 0
 
 logs=$PWD/build/test-logs
-tested=$PWD/build/tested/compiled  # not beside the packages: benches would find this copy before the project's own tests
+tested=$PWD/build/tested/compiled  # not beside the packages: benchmarks would import this copy instead of the project's tests
 rm -rf "$tested"
 mkdir -p "$tested"
 cp -r tests scripts pyproject.toml "$tested"

@@ -28,8 +28,8 @@ FUNCTION_LINES_MAX = 80
 
 IMPURE = frozenset(
     {
-        *("gateway/" + room for room in ("edge", "local", "exchange", "upstream", "pool", "front", "telemetry")),
-        *("gateway/" + room for room in ("sync", "link", "ops", "early", "ends", "intake", "outlet", "scale")),
+        *("gateway/" + module for module in ("edge", "local", "exchange", "upstream", "pool", "front", "telemetry")),
+        *("gateway/" + module for module in ("sync", "link", "ops", "early", "ends", "intake", "outlet", "scale")),
         "gateway/finding",
         "gateway/handshake",
         "gateway/kept",
@@ -45,17 +45,17 @@ IMPURE = frozenset(
         "artifacts/ocilayout",
         "artifacts/trusting",
         "artifacts/unpack",
-        *("artifacts/" + room for room in ("fill", "headers", "inside", "meanings", "obtain", "resolve", "verify")),
-        *("artifacts/" + room for room in ("blobs", "client", "credentials", "mirrors", "pace", "pushing")),
-        *("artifacts/" + room for room in ("logins", "partial", "permits", "programs", "pull", "splicing")),
-        *("artifacts/" + room for room in ("sealed", "unsealing")),
-        *("artifacts/" + room for room in ("awskeys", "bring", "bucket", "gather", "hub", "places", "sums")),
+        *("artifacts/" + module for module in ("fill", "headers", "inside", "meanings", "obtain", "resolve", "verify")),
+        *("artifacts/" + module for module in ("blobs", "client", "credentials", "mirrors", "pace", "pushing")),
+        *("artifacts/" + module for module in ("logins", "partial", "permits", "programs", "pull", "splicing")),
+        *("artifacts/" + module for module in ("sealed", "unsealing")),
+        *("artifacts/" + module for module in ("awskeys", "bring", "bucket", "gather", "hub", "places", "sums")),
         *("artifacts/clouds/" + cloud for cloud in ("amazon", "azure", "cloud", "google", "metadata", "podkeys")),
-        *("artifacts/" + room for room in ("chunksums", "offers", "serving", "swarm")),
-        *("artifacts/" + room for room in ("referrers", "registry", "remote", "resolver", "tokens", "transport")),
+        *("artifacts/" + module for module in ("chunksums", "offers", "serving", "swarm")),
+        *("artifacts/" + module for module in ("referrers", "registry", "remote", "resolver", "tokens", "transport")),
         *(
-            "artifacts/" + room
-            for room in (
+            "artifacts/" + module
+            for module in (
                 "disk",
                 "flocks",
                 "layout",
@@ -72,7 +72,7 @@ IMPURE = frozenset(
         *("autoscaler/capacity/" + name for name in ("delaying", "growing", "guarding", "provisioning", "publishing")),
         *("autoscaler/capacity/" + name for name in ("remembering", "supplying")),
         *("autoscaler/capacity/" + name for name in ("together", "turns", "upkeep", "using")),
-        *("autoscaler/capacity/redfish_" + room for room in ("bay", "cluster", "http", "reading")),
+        *("autoscaler/capacity/redfish_" + module for module in ("bay", "cluster", "http", "reading")),
         "autoscaler/engines/installed",
         "autoscaler/merge",
         "autoscaler/page",
@@ -112,8 +112,8 @@ PURE = frozenset(
     | {"math", "operator", "re", "statistics", "string", "struct", "textwrap", "types", "typing", "unicodedata", "zlib"}
     | {"msgspec", "yaml"}
 )
-"""From outside, what pure modules may import: nothing of it does I/O unasked, knows a clock, or draws."""
-VERIFYING = "judges what strangers signed; of what draws, makes keys or reads clocks nothing is used"
+"""Libraries that pure modules may import: none does I/O by itself, reads a clock or uses random numbers."""
+VERIFYING = "verifies signatures; uses nothing that generates keys or random numbers, or reads a clock"
 _PRIMITIVES = "cryptography.hazmat.primitives"
 _CRYPTOGRAPHY = {
     "artifacts/publickeys": (
@@ -133,38 +133,42 @@ _CRYPTOGRAPHY = {
 _PACKAGES = ("cryptography", "cryptography.hazmat", _PRIMITIVES)
 EXCEPTIONS = {
     ("gateway/body", "mmap"): "anonymous memory, never a file",
-    ("autoscaler/foreign/llama_swap_commands", "shlex"): "takes a text into words; reads nothing when it has one",
-    ("artifacts/challenge", "yarl"): "URLs, as the transport reads them",
-    ("artifacts/inflate", "zstandard"): "takes bytes to bytes, as zlib does; of its files nothing is used",
-    ("artifacts/plainxml", "xml"): "takes bytes to elements, and is let no document type: it reads nothing else",
+    (
+        "autoscaler/foreign/llama_swap_commands",
+        "shlex",
+    ): "splits a text into words; reads standard input only without one",
+    ("artifacts/challenge", "yarl"): "parses URLs as the transport does",
+    ("artifacts/inflate", "zstandard"): "turns bytes into bytes, as zlib does; its file functions are not used",
+    ("artifacts/plainxml", "xml"): "turns bytes into elements; document types are refused, so it reads nothing else",
     ("artifacts/plainxml", "xml.parsers"): "as above",
-    ("artifacts/sigv4", "datetime"): "writes a time that is given; never the clock",
-    ("artifacts/sigv4", "urllib"): "its quoting alone",
+    ("artifacts/sigv4", "datetime"): "formats a given time; reads no clock",
+    ("artifacts/sigv4", "urllib"): "only quotes strings",
     ("artifacts/sigv4", "urllib.parse"): "as above",
-    ("artifacts/sigv4", "yarl"): "URLs, as the transport reads them",
-    ("artifacts/origin", "yarl"): "URLs, as the transport reads them: two parsers would differ on some",
+    ("artifacts/sigv4", "yarl"): "parses URLs as the transport does",
+    ("artifacts/origin", "yarl"): "parses URLs as the transport does: another parser would disagree on some",
     **{(module, what): VERIFYING for module, all_of in _CRYPTOGRAPHY.items() for what in (*_PACKAGES, *all_of)},
     **{("artifacts/chains", f"cryptography{what}"): VERIFYING for what in ("", ".exceptions", ".x509")},
-    ("artifacts/identities", "datetime"): "names UTC; never the clock",
-    ("artifacts/trustroot", "datetime"): "reads a time that is written; never the clock",
-    ("artifacts/der", "datetime"): "reads a time that is written; never the clock",
-    ("artifacts/retrying", "email"): "reads a time that is written; never the clock",
+    ("artifacts/identities", "datetime"): "names UTC; reads no clock",
+    ("artifacts/trustroot", "datetime"): "parses a time; reads no clock",
+    ("artifacts/der", "datetime"): "parses a time; reads no clock",
+    ("artifacts/retrying", "email"): "parses a time; reads no clock",
     ("artifacts/retrying", "email.utils"): "as above",
-    ("autoscaler/cron", "datetime"): "reckons with days of a calendar; never the clock",
-    ("autoscaler/cron", "zoneinfo"): "the machine's time zones, which say the same each time",
-    ("autoscaler/tenant", "datetime"): "reads a time that is written; never the clock",
-    ("autoscaler/engines/launching", "autoscaler.engines.xllamacpp_server"): "its path, and its `parse`, which is pure",
+    ("autoscaler/cron", "datetime"): "calculates with calendar days; reads no clock",
+    ("autoscaler/cron", "zoneinfo"): "reads the time zones of the machine, which do not change",
+    ("autoscaler/tenant", "datetime"): "parses a time; reads no clock",
+    (
+        "autoscaler/engines/launching",
+        "autoscaler.engines.xllamacpp_server",
+    ): "uses its path and its `parse`, which is pure",
 }
-"""(pure module, what it imports all the same) -> why that is no harm."""
+"""(pure module, library outside PURE that it imports) -> why this is harmless."""
 FORBIDDEN_WORDS = frozenset({"open", "input", "print", "exec", "eval", "compile", "breakpoint", "__import__"})
-"""Built-in functions that reach out, or around this gate."""
+"""Built-in functions that do I/O or circumvent this gate."""
 CLOCKS = frozenset({"now", "utcnow", "today"})
 """Attributes of datetime's types that read the clock."""
 NUMPY = frozenset({"numpy", "numpy.typing"})
-NUMPY_REACHES_OUT = frozenset(
-    {"random", "load", "save", "savez", "loadtxt", "savetxt", "genfromtxt", "fromfile", "memmap"}
-)
-"""Attributes of `np` that draw, or touch files."""
+NUMPY_IMPURE = frozenset({"random", "load", "save", "savez", "loadtxt", "savetxt", "genfromtxt", "fromfile", "memmap"})
+"""Attributes of `np` that use random numbers or files."""
 
 
 def name(path: Path) -> str:
@@ -181,7 +185,7 @@ def pure(path: Path) -> bool:
 
 
 def impure_uses(module: str, text: str) -> list[str]:
-    """What a pure module `module` with this text must not use, as `line: what`."""
+    """What the text of a pure `module` uses although it must not, as `line: what`."""
     found: list[tuple[int, str]] = []
     tree = ast.parse(text)
     for node in ast.walk(tree):
@@ -193,7 +197,7 @@ def impure_uses(module: str, text: str) -> list[str]:
             found.append((line, "async"))
         if isinstance(node, ast.Attribute) and node.attr in CLOCKS and (module, "datetime") in EXCEPTIONS:
             found.append((line, node.attr))
-        if isinstance(node, ast.Attribute) and node.attr in NUMPY_REACHES_OUT and _is_numpy(node.value):
+        if isinstance(node, ast.Attribute) and node.attr in NUMPY_IMPURE and _is_numpy(node.value):
             found.append((line, f"np.{node.attr}"))
     return [f"{line}: {what}" for line, what in found]
 
@@ -203,14 +207,14 @@ def _is_numpy(node: ast.expr) -> bool:
 
 
 def imported(node: ast.AST) -> list[str]:
-    """The modules that a statement imports, each with the packages that it is in, whose `__init__` runs first.
+    """The modules that a statement imports, each with its parent packages, whose `__init__` runs first.
 
-    Of `from a.b import c` also a.b.c, where that is a module of ours.
+    For `from a.b import c` also a.b.c, if that is a module of the product.
     """
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom) and node.level:
-        return ["relative"]  # ours are named whole
+        return ["relative"]  # the product uses absolute imports only
     elif isinstance(node, ast.ImportFrom):
         inner = (f"{node.module}.{alias.name}" for alias in node.names)
         names = [str(node.module), *(one for one in inner if source(one) is not None)]
@@ -229,7 +233,7 @@ def allowed(module: str, what: str) -> bool:
 
 
 def source(module: str) -> Path | None:
-    """The file of a module of ours, named with dots; None: it is somebody else's, or no module."""
+    """The file of a module of the product, named with dots; None if there is none."""
     path = module.replace(".", "/")
     return BY_NAME.get(path) or BY_NAME.get(f"{path}/__init__")
 
