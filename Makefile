@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-deep test-profile test-flaky check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
+.PHONY: venv demo test test-deep test-profile test-flaky mutants check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
 
 PY := .venv/bin/python
 # What users get: the compiled gateway. Python finds it before the sources, also in the processes that are started.
@@ -32,6 +32,10 @@ test-profile: venv  ## time of the tests by folder and file, and the slowest tes
 test-flaky: venv  ## repeat make test RUNS times while two processes use the CPU; the results go to tests/flaky-log.tsv
 	@$(PY) -m tests.flaky $(or $(RUNS),10) $(or $(TIER),test)
 
+mutants: venv  ## counts the mutants of the planner, the packer and the dispatcher that the tests detect; about an hour
+	@$(PY) -m pip install -q --disable-pip-version-check --require-hashes --no-deps --upgrade --target build/mutants/tools -r requirements/mutants.lock
+	@PYTHONPATH=build/mutants/tools $(PY) -m tests.mutants $(WORDS)
+
 wheel: venv  ## dist/: the wheel for this Python and machine, with the compiled gateway
 	@bash scripts/compiled.sh wheel dist
 
@@ -49,6 +53,7 @@ fuzz: venv  ## fuzzes HTTP, bodies, messages and manifests for FUZZ_S seconds; i
 
 lock:  ## updates requirements/dev.lock for all Python versions and platforms; needs uv on the PATH
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra llama --extra kubernetes --extra agent --group dev pyproject.toml -o requirements/dev.lock
+	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -c requirements/dev.lock --group mutants -o requirements/mutants.lock
 
 bench-cold: compiled  ## cold starts, bursts, fairness; QUICK=1 for about five minutes
 	@$(WITH_COMPILED) $(PY) -Pm bench.cold

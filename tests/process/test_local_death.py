@@ -23,14 +23,20 @@ ROOT = Path(__file__).resolve().parents[2]
 R1 = ReplicaId("r1")
 GROWS_ORPHANS = """
 import os, sys, time
-for escapes in (False, True):
+from os.path import exists, join
+folder = sys.argv[2]
+for leads in (True, False):
     if os.fork() == 0:
+        parent = os.getpid()
         if os.fork() == 0:
-            if escapes: os.setsid()
-            while not os.path.exists(sys.argv[2]): time.sleep(0.01)
+            while os.getppid() == parent: time.sleep(0.01)
+            if leads:
+                os.setsid()
+            open(join(folder, f"leads-{leads}-{os.getpid()}"), "w").close()
+            while not exists(join(folder, f"end-{leads}")): time.sleep(0.01)
         os._exit(0)
 """
-"""Two grandchildren whose parents are gone, one of them in a session of its own; both end once a file is there."""
+"""Two grandchildren whose parents are gone. The older one leads a session of its own. Each ends when told by a file."""
 
 
 class Host:
@@ -120,19 +126,18 @@ def test_the_last_words_of_an_adopted_engine_are_not_told_for_it_may_have_had_ca
 
 
 def test_orphans_of_engines_are_reaped_and_other_children_are_not(state: Path, tmp_path: Path) -> None:
-    """The one in a session of its own is reaped because the driver has seen it alive."""
-    end = tmp_path / "end"
-    host = Host(state, python(GROWS_ORPHANS + TINY_ENGINE, "{port}", str(end)))
+    """The one that leads its own session is reaped only because the driver has seen it alive."""
+    host = Host(state, python(GROWS_ORPHANS + TINY_ENGINE, "{port}", str(tmp_path)))
     try:
         host.until("r1 ready")
         host.order("spare")
         unrelated = int(host.until("unrelated").split()[1])
-        main = main_after_look(state)
-        end.touch()
-        deadline_s = time.monotonic() + 60
-        while sorted(children := host.children()) != sorted([main, unrelated]):
-            assert time.monotonic() < deadline_s, f"children {children}, engine {main}, unrelated {unrelated}"
-            time.sleep(0.05)
+        leader, member = (_wait_for_pid(tmp_path, f"leads-{leads}-") for leads in (True, False))
+        (tmp_path / "end-False").touch()
+        children = _wait_while(host, member)  # the driver has looked at all processes, the older one included
+        (main,) = set(children) - {unrelated, leader}
+        (tmp_path / "end-True").touch()
+        assert sorted(_wait_while(host, leader)) == sorted([main, unrelated])
         host.order("stop r1")
         host.until("r1 clean")
         assert host.children() == [unrelated]
@@ -142,11 +147,18 @@ def test_orphans_of_engines_are_reaped_and_other_children_are_not(state: Path, t
         host.kill()
 
 
-def main_after_look(state: Path) -> int:
-    """The pid of the engine, once the driver has looked at all its processes: it writes the record of that after it."""
-    (path,) = (state / "replicas").glob("*.json")
+def _wait_for_pid(folder: Path, start: str) -> int:
     deadline_s = time.monotonic() + 60
-    while not (record := json.loads(path.read_text()))["was_ready"]:
-        assert time.monotonic() < deadline_s, record
+    while not (found := list(folder.glob(f"{start}*"))):
+        assert time.monotonic() < deadline_s, f"there is no file {start}*"
         time.sleep(0.01)
-    return int(record["pid"])
+    return int(found[0].name.removeprefix(start))
+
+
+def _wait_while(host: Host, child: int) -> list[int]:
+    """The children, once this one has been reaped."""
+    deadline_s = time.monotonic() + 60
+    while child in (children := host.children()):
+        assert time.monotonic() < deadline_s, f"{child} is still one of {children}"
+        time.sleep(0.05)
+    return children
