@@ -10,6 +10,7 @@ Every test has exactly one of three markers. An explicit marker wins; otherwise 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import sys
 from collections.abc import Generator
 
@@ -92,7 +93,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the isolation of fast tests."""
+    """Registers the isolation of fast tests.
+
+    urllib3 binds a socket when it is imported, to see whether there is IPv6. It is imported here, because otherwise the
+    fast test that happens to import it first would fail.
+    """
+    importlib.import_module("urllib3.util.connection")
     isolation = Isolation()
     sys.addaudithook(isolation.audit)
     config.pluginmanager.register(isolation, "isolation")
