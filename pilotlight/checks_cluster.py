@@ -220,7 +220,7 @@ async def nodes(api: Api, scene: Scene) -> list[Finding]:
     """The GPUs that nodes offer: by the device plug-in or DRA, with labels, taints, sharing."""
     if scene.scope == "namespace":
         return [Finding("GPUs", "info", "not looked at: devices come from `nodes:` in Settings with scope namespace")]
-    found = [node async for page in api.pages("/api/v1/nodes") for node in page["items"]]
+    found = [node async for page in api.pages("/api/v1/nodes") for node in page.items]
     classes = {one["name"] for one in await _resources(api, "/apis/resource.k8s.io/v1")}
     return checks_nodes.judge(found, dra="deviceclasses" in classes)
 
@@ -254,7 +254,7 @@ async def providers(api: Api, scene: Scene) -> list[Finding]:
             )
             findings.append(Finding("capacity providers", "blocker", says, fix))
     asks = "cro" in scene.capacity and "cro" not in looked_at
-    asked = [one async for page in api.pages(NODES) for one in page["items"]] if asks else []
+    asked = [one async for page in api.pages(NODES) for one in page.items] if asks else []
     place = checks_capacity.Place(Objects(api, api), scene.settings, scene.engines, scene.home)
     if asked and not sites(asked, scene.settings, groups=await checks_capacity.groups_of(place.server)):
         findings.append(Finding("capacity providers", "info", checks_capacity.NO_MOST, checks_capacity.NO_MOST_FIX))

@@ -58,7 +58,7 @@ class Objects:
         found: list[Object] = []
         try:
             async for page in self._reads.pages(path, query):
-                found += page["items"]
+                found += page.items
         except ApiError as error:
             if error.status == NOT_FOUND:
                 return []

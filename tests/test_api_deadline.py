@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from autoscaler.drivers.kubernetes.access import Access
-from autoscaler.drivers.kubernetes.api import REQUEST_S_MAX, TRIES_MAX, Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.api import REQUEST_S_MAX, TRIES_MAX, Api, ApiError, UnreachableError
 from autoscaler.drivers.kubernetes.budget import BURST, WRITES_PER_S, Budget
 
 
@@ -33,7 +33,7 @@ class Busy(Api):
     async def _send(  # noqa: PLR0917  as that of Api
         self, method: str, path: str, data: bytes | None, query: Mapping[str, str], headers: Mapping[str, str],
         within_s: float,
-    ) -> Object:  # fmt: skip
+    ) -> bytes:  # fmt: skip
         self.limits_s.append(within_s)
         if self.takes_s >= within_s:
             self.now_s += within_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,7 @@ from autoscaler.drivers.kubernetes import claims as claims_
 from autoscaler.drivers.kubernetes import pods
 from autoscaler.drivers.kubernetes.api import STRATEGIC, Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.claims import Claims, ClaimSeen
+from autoscaler.drivers.kubernetes.decoding import Page
 from autoscaler.drivers.kubernetes.orders import Hears, Orders
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.watching import Watched
@@ -64,12 +66,19 @@ class Server:
         return self.objects[name]
 
     async def get(self, path: str, **query: str) -> Object:
-        if path in (PODS, CLAIMS):
+        if path == PODS:
             assert query == {"labelSelector": pods.SELECTOR}
-            return {"items": [one for name, one in self.objects.items() if name.startswith(f"{path}/")]}
+            return {"items": self._under(path)}
         if path not in self.objects:
             raise ApiError(404, "NotFound", "")
         return self.objects[path]
+
+    def _under(self, path: str) -> list[Object]:
+        return [one for name, one in self.objects.items() if name.startswith(f"{path}/")]
+
+    async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Page]:
+        assert query == {"labelSelector": pods.SELECTOR}
+        yield Page("1", "", self._under(path), [])
 
     async def patch(self, path: str, body: Object, kind: str) -> Object:
         """Of a list whose items have keys: what is there stays."""
@@ -191,12 +200,11 @@ async def test_a_start_that_goes_on_while_claims_are_tidied_keeps_its_own() -> N
     """Its claim was listed before it was its pod's, and its pod is not heard of yet."""
 
     class Late(Server):
-        async def get(self, path: str, **query: str) -> Object:
-            found = await super().get(path, **query)
-            if path == CLAIMS:
+        async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Page]:
+            async for page in super().pages(path, query):
                 await made.create(*begun("r2"))
                 await self.patch(f"{CLAIMS}/r1", {"metadata": {"ownerReferences": [{"uid": "u9"}]}}, STRATEGIC)
-            return found
+                yield page
 
     server = Late()
     made, _, _ = orders(server)
@@ -207,9 +215,11 @@ async def test_a_start_that_goes_on_while_claims_are_tidied_keeps_its_own() -> N
 
 async def test_a_cluster_without_the_kind_has_nothing_to_tidy() -> None:
     class Without(Server):
-        async def get(self, path: str, **query: str) -> Object:
-            del path, query
-            raise ApiError(404, "NotFound", "")
+        async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Page]:
+            if path == CLAIMS:
+                raise ApiError(404, "NotFound", "")
+            async for page in super().pages(path, query):
+                yield page
 
     await Claims(cast("Api", Without()), "n").tidy(lambda _: [], lambda _: False)
 

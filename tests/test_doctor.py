@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.drivers.kubernetes.api import Api, ApiError
 from autoscaler.drivers.kubernetes.rights import rights
 from autoscaler.drivers.nvml import Gpu, NvmlError
 from autoscaler.drivers.records import StateDirectory
@@ -196,7 +196,7 @@ async def test_the_policy_is_looked_at_only_where_nodes_are_cut() -> None:
         def unix_s(self) -> float:
             return 0.0
 
-        async def _ask(self, method: str, path: str, *_: object, **__: object) -> Object:
+        async def _ask(self, method: str, path: str, *_: object, **__: object) -> bytes:
             self.asked.append(path)
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
 

@@ -23,9 +23,8 @@ class Told:
     def __init__(self, after_s: dict[str, float]) -> None:
         self._after_s = after_s
 
-    async def get(self, path: str, **query: str) -> Object:
-        del path, query
-        return {}
+    async def check(self, path: str) -> None:
+        """As `Api.check`: it can be listed."""
 
     async def watch(
         self, path: str, version: str | None, *_: object, **__: object

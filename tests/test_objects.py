@@ -8,6 +8,7 @@ from typing import cast
 
 from autoscaler.capacity.server import AT_HAND, Object
 from autoscaler.drivers.kubernetes.api import Api, UnreachableError
+from autoscaler.drivers.kubernetes.decoding import Page
 from autoscaler.drivers.kubernetes.watching import INITIAL_END, RETRY_S_MAX
 from pilotlight.objects import Objects
 from tests.sim.virtual import run
@@ -27,10 +28,10 @@ class Told:
         self.says: asyncio.Queue[tuple[str, Object] | Exception] = asyncio.Queue()
         self.asked = 0
 
-    async def pages(self, path: str, query: object) -> AsyncIterator[Object]:
+    async def pages(self, path: str, query: object) -> AsyncIterator[Page]:
         del path, query
         self.asked += 1
-        yield {"metadata": {"resourceVersion": "9"}, "items": [thing("newest", 9)]}
+        yield Page("9", "", [thing("newest", 9)], [])
 
     async def watch(self, *_: object, **__: object) -> AsyncIterator[tuple[str, Object]]:
         while True:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -52,9 +53,9 @@ class Paper(Api):
         kind: str = JSON,
         query: Mapping[str, str] | None = None,
         within_s: float = 0.0,
-    ) -> Object:
+    ) -> bytes:
         if method == "GET":
-            return {"items": [], "metadata": {}}
+            return b'{"items":[],"metadata":{}}'
         if self.refusals:
             raise self.refusals.pop(0)
         assert isinstance(body, dict)
@@ -62,7 +63,7 @@ class Paper(Api):
         self.version += 1
         answer = {"metadata": {"resourceVersion": str(self.version)}}
         self.meanwhile()
-        return answer
+        return msgspec.json.encode(answer)
 
 
 class House:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 from autoscaler.contract import GatewayId, ReplicaUse, Report
 from autoscaler.drivers.kubernetes.access import Access, access
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
 from autoscaler.drivers.kubernetes.lease import Elector
 from autoscaler.observations import DocumentsSeen, Reported
 from autoscaler.world import World
@@ -73,7 +73,7 @@ class Fenced(Api):
                 return error.reason
         return ""
 
-    async def _ask(self, *asked: Any, **more: Any) -> Object:
+    async def _ask(self, *asked: Any, **more: Any) -> bytes:
         """Every request; what is asked is only looked at, and asked as it is."""
         if self._awaited is None or not self.leads or not _is(self._awaited[0], *asked[:3]):
             return await super()._ask(*asked, **more)

@@ -117,7 +117,7 @@ async def test_long_lists_come_in_pages(api: Api, notes: str, monkeypatch: pytes
     monkeypatch.setattr(client, "PAGE", 3)
     for number in range(7):
         await api.create(notes, note(f"n{number}", str(number)))
-    pages = [[item["metadata"]["name"] for item in page["items"]] async for page in api.pages(notes)]
+    pages = [[item["metadata"]["name"] for item in page.items] async for page in api.pages(notes)]
     assert [len(page) for page in pages[:-1]] == [3, 3], (
         "the last may hold the cluster's certificate, too, which comes in its own time"
     )

@@ -111,6 +111,7 @@ class Yard:
         query = {"fieldSelector": f"metadata.name={name}"}
         async with contextlib.aclosing(self.api.watch(self.claims, None, query, initial=True)) as changes:
             async for _, claim in changes:
+                assert isinstance(claim, dict)
                 for device in claim.get("status", {}).get("devices") or ():
                     for condition in device.get("conditions") or ():
                         if device["driver"] == DRIVER and condition["type"] == type_:

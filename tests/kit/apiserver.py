@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from autoscaler.drivers.kubernetes import watching
 from autoscaler.drivers.kubernetes.api import ApiError, Object
+from autoscaler.drivers.kubernetes.decoding import Page
 
 Event = tuple[str, Object]
 
@@ -29,6 +30,9 @@ class Server:
         self.streams = True
         self.idle = asyncio.Event()
         """All of the stream was said."""
+
+    async def check(self, path: str) -> None:
+        """As `Api.check`: it can be listed."""
 
     async def get(self, path: str, **query: str) -> Object:
         """As `Api.get`, of what is not watched: there is none."""
@@ -56,13 +60,13 @@ class Server:
             return
         await asyncio.Event().wait()
 
-    async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Object]:
+    async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Page]:
         """As `Api.pages`, with one object on each."""
         del path, query
         self.lists += 1
         for found in list(self.truth.values()):
-            yield {"items": [found], "metadata": {"resourceVersion": str(self.version)}}
-        yield {"items": [], "metadata": {"resourceVersion": str(self.version)}}
+            yield Page(str(self.version), "", [found], [])
+        yield Page(str(self.version), "", [], [])
 
     @staticmethod
     def unix_s() -> float:

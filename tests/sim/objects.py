@@ -20,6 +20,7 @@ from kubernetes.aio import client
 from autoscaler.drivers.kubernetes.access import Access
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from autoscaler.drivers.kubernetes.budget import Budget
+from autoscaler.drivers.kubernetes.decoding import Unreadable
 from autoscaler.drivers.kubernetes.watching import GONE, INITIAL_END
 
 WAY_S = 0.001
@@ -222,7 +223,7 @@ class SimApi(Api):
     async def _send(  # noqa: PLR0917  as its base
         self, method: str, path: str, data: bytes | None, query: Mapping[str, str], headers: Mapping[str, str],
         within_s: float,
-    ) -> Object:  # fmt: skip
+    ) -> bytes:  # fmt: skip
         del query, headers
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Object] = loop.create_future()
@@ -244,17 +245,17 @@ class SimApi(Api):
             self.answers = True
             raise
         self.answers = True
-        return said
+        return msgspec.json.encode(said)
 
     async def _stream(
         self, path: str, query: Mapping[str, str], headers: Mapping[str, str], silent_s: float
-    ) -> AsyncGenerator[Object, None]:
+    ) -> AsyncGenerator[tuple[str, Object | Unreadable], None]:
         del headers, silent_s
         await asyncio.sleep(WAY_S)
         async for event in self._server.follow(self._who, path, query):
             self.answers = True
             await asyncio.sleep(WAY_S)
-            yield event
+            yield event["type"], event["object"]
 
 
 def _succeed(answered: asyncio.Future[Object], said: Object) -> None:

@@ -17,21 +17,22 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import aiohttp
 import msgspec
 
+from autoscaler.drivers.kubernetes import decoding
 from autoscaler.drivers.kubernetes.access import Access
 from autoscaler.drivers.kubernetes.budget import Budget
+from autoscaler.drivers.kubernetes.decoding import Page, Unreadable, read_event, read_object, read_page
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
 
 if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
     from aiohttp.client_reqrep import ConnectionKey
 
-Object = dict[str, Any]
-"""As the API has it."""
+Object = decoding.Object
 
 REQUEST_S_MAX = 30.0
 """An API server that hangs does not say so (its GET has no end)."""
@@ -46,6 +47,8 @@ LATER = 1.25
 """Up to so many times what Retry-After says: who was refused together does not come back together."""
 PAGE = 500
 """Objects of one answer: reading 5,000 pods at once holds the loop for a second."""
+UNREADABLE = 200
+"""Status of the ApiError for an answer that cannot be decoded."""
 HALF_A_SECOND_S = 0.5
 """Of a Date, which is cut to the second."""
 BATCH = 50
@@ -54,8 +57,6 @@ BUFFER_BYTES = 1 << 20
 
 JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
 STRATEGIC, JSON_PATCH = "application/strategic-merge-patch+json", "application/json-patch+json"
-
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class ApiError(Exception):
@@ -126,24 +127,28 @@ class Api:
 
     async def get(self, path: str, *, within_s: float = REQUEST_S_MAX, **query: str) -> Object:
         """One object, or one list whole. Raises ApiError, UnreachableError (like all below)."""
-        return await self._ask("GET", path, query=query, within_s=within_s)
+        return _object(path, await self._ask("GET", path, query=query, within_s=within_s))
+
+    async def check(self, path: str) -> None:
+        """Raises ApiError, UnreachableError unless the collection can be listed."""
+        await self._ask("GET", path, query={"limit": "1"})
 
     async def create(self, path: str, body: Object) -> Object:
         """POST to a collection."""
-        return await self._ask("POST", path, body)
+        return _object(path, await self._ask("POST", path, body))
 
     async def replace(self, path: str, body: Object) -> Object:
         """PUT; a `resourceVersion` in it makes it conditional (409)."""
-        return await self._ask("PUT", path, body)
+        return _object(path, await self._ask("PUT", path, body))
 
     async def patch(self, path: str, body: Object | list[Object], kind: str = MERGE, **query: str) -> Object:
         """PATCH of one of the kinds above."""
-        return await self._ask("PATCH", path, body, kind, query)
+        return _object(path, await self._ask("PATCH", path, body, kind, query))
 
     async def apply(self, path: str, body: Object, owner: str, *, force: bool = True) -> Object:
         """Server-side apply: fields in `body` are the owner's from now on, also such as are 0 (KEP-555)."""
         query = {"fieldManager": owner, "force": str(force).lower()}
-        return await self._ask("PATCH", path, body, APPLY, query)
+        return _object(path, await self._ask("PATCH", path, body, APPLY, query))
 
     async def delete(
         self, path: str, *, uid: str | None = None, version: str | None = None, grace_s: int | None = None
@@ -155,18 +160,21 @@ class Api:
             body["preconditions"] = conditions
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
-        return await self._ask("DELETE", path, body)
+        return _object(path, await self._ask("DELETE", path, body))
 
-    async def pages(self, path: str, query: Mapping[str, str] | None = None) -> AsyncIterator[Object]:
-        """A list in parts of PAGE; each is an object with `items` and `metadata`."""
+    async def pages(self, path: str, query: Mapping[str, str] | None = None) -> AsyncIterator[Page]:
+        """A list in parts of at most PAGE objects."""
         asked = {**(query or {}), "limit": str(PAGE)}
         while True:
-            page = await self._ask("GET", path, query=asked)
+            said = await self._ask("GET", path, query=asked)
+            try:
+                page = read_page(said)
+            except (ValueError, RecursionError) as error:
+                raise UnreachableError(f"GET {path}: the answer is no list ({type(error).__name__})") from error
             yield page
-            going_on = page["metadata"].get("continue")
-            if not going_on:
+            if not page.token:
                 return
-            asked["continue"] = going_on
+            asked["continue"] = page.token
 
     async def _ask(  # noqa: PLR0917  here only
         self,
@@ -176,7 +184,7 @@ class Api:
         kind: str = JSON,
         query: Mapping[str, str] | None = None,
         within_s: float = REQUEST_S_MAX,
-    ) -> Object:
+    ) -> bytes:
         """One request, again while the server asks for patience, and there is time for it."""
         now_s = asyncio.get_running_loop().time
         ends_s = now_s() + within_s
@@ -200,7 +208,7 @@ class Api:
         kind: str,
         query: Mapping[str, str],
         ends_s: float,
-    ) -> Object:
+    ) -> bytes:
         try:
             async with asyncio.timeout_at(ends_s):
                 headers = await self._access.headers()
@@ -230,7 +238,7 @@ class Api:
         query: Mapping[str, str],
         headers: Mapping[str, str],
         within_s: float,
-    ) -> Object:
+    ) -> bytes:
         """Raises ApiError, and what aiohttp raises."""
         async with self._open().request(
             method,
@@ -244,7 +252,7 @@ class Api:
         self._answered(answer.headers.get("Date"))
         if answer.status >= 400:
             raise _refusal(answer, said)
-        return _decode(said) if said else {}
+        return said
 
     # --- watches -----------------------------------------------------------------------------------------------------
 
@@ -256,7 +264,7 @@ class Api:
         *,
         initial: bool = False,
         silent_s: float = SILENT_S_MAX,
-    ) -> AsyncGenerator[tuple[str, Object], None]:
+    ) -> AsyncGenerator[tuple[str, Object | Unreadable], None]:
         """What happens from a version on: (ADDED, MODIFIED, DELETED or BOOKMARK; object). With `initial` first all that
         is there, to a bookmark that says it is the end (KEP-3157). An ERROR of the server is raised, and so is silence
         of `silent_s`. Who stops listening closes it (`contextlib.aclosing`): else its connection stays until the
@@ -272,17 +280,17 @@ class Api:
         self.requests += 1
         try:
             async with contextlib.aclosing(self._stream(path, asked, headers, silent_s)) as events:
-                async for event in events:
-                    if event["type"] == "ERROR":
-                        raise _status(event["object"])
-                    yield event["type"], event["object"]
+                async for event, found in events:
+                    if event == "ERROR":
+                        raise _status({} if isinstance(found, Unreadable) else found)
+                    yield event, found
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self.answers = False
             raise UnreachableError(f"watch {path}: {type(error).__name__}") from error
 
     async def _stream(
         self, path: str, query: Mapping[str, str], headers: Mapping[str, str], silent_s: float
-    ) -> AsyncGenerator[Object, None]:
+    ) -> AsyncGenerator[tuple[str, Object | Unreadable], None]:
         """Raises ApiError, and what aiohttp raises."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_S_MAX, sock_read=silent_s)
         async with self._open().get(
@@ -312,7 +320,7 @@ class _Connector(aiohttp.TCPConnector):
         super()._release(key, protocol, should_close=should_close)
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[Object, None]:
+async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[tuple[str, Object | Unreadable], None]:
     """The events of a watch, one in each line, however long. Others have their turn after each BATCH."""
     rest, count = b"", 0
     async for piece in content.iter_any():
@@ -321,16 +329,28 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[Object, None]:
             count += 1
             if not count % BATCH:
                 await asyncio.sleep(0)
-            yield _decode(line)
+            try:
+                event = read_event(line)
+            except (ValueError, RecursionError) as error:  # the server, or a proxy, broke off within a line
+                raise aiohttp.ClientPayloadError(f"a line of a watch is no event: {type(error).__name__}") from error
+            yield event
+
+
+def _object(path: str, said: bytes) -> Object:
+    """The object of an answer. Raises ApiError if it cannot be decoded."""
+    found = read_object(said) if said else {}
+    if isinstance(found, Unreadable):
+        raise ApiError(UNREADABLE, "Unreadable", f"{path}: {found.reason}")
+    return found
 
 
 def _refusal(answer: aiohttp.ClientResponse, said: bytes) -> ApiError:
     after = answer.headers.get("Retry-After", "")
     retry_after_s = float(after) if after.isdigit() else None
-    try:
-        return _status(_decode(said), retry_after_s)
-    except msgspec.DecodeError:  # a proxy before the server, or the server too early
+    found = read_object(said)
+    if isinstance(found, Unreadable):  # a proxy before the server, or the server too early
         return ApiError(answer.status, answer.reason or "", said[:200].decode(errors="replace"), retry_after_s)
+    return _status(found, retry_after_s)
 
 
 def _status(status: Object, retry_after_s: float | None = None) -> ApiError:

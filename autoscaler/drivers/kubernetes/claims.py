@@ -133,7 +133,8 @@ class Claims:
         has changed since it was listed stays: a start may go on beside this.
         """
         try:
-            found = (await self._api.get(self._path, labelSelector=pods.SELECTOR))["items"]
+            pages = self._api.pages(self._path, {"labelSelector": pods.SELECTOR})
+            found = [one async for page in pages for one in page.items]
         except ApiError as error:
             if error.status not in (403, 404):
                 raise

@@ -263,7 +263,9 @@ class NodeCutter:
             raise RefusedError("it is not ready for that")
         query = {"fieldSelector": f"spec.nodeName={order.node},status.phase!=Succeeded,status.phase!=Failed"}
         async for page in self._reads.pages("/api/v1/pods", query):
-            for pod in page["items"]:
+            if page.unreadable:
+                raise RefusedError(f"pod {page.unreadable[0].namespace}/{page.unreadable[0].name} cannot be read")
+            for pod in page.items:
                 if nodes.read_other(pod) is not None:
                     name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
                     raise RefusedError(f"pod {name} has a device of it")

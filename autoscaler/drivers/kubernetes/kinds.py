@@ -83,7 +83,7 @@ class Kinds:
     async def _look(self, path: str, watched: Watched[Any]) -> float | None:
         """None where the collection can be read, else when to look again."""
         try:
-            await self._api.get(path, limit="1")
+            await self._api.check(path)
         except ApiError as error:
             if not watched.hearing.broke(error) and error.status != ABSENT:
                 return RETRY_S

@@ -159,7 +159,7 @@ class Statuses:
         for path in self._collections:
             try:
                 async for page in self._api.pages(path):
-                    for one in page["items"]:
+                    for one in page.items:
                         of = one["metadata"]
                         found[of["uid"]] = _there(one.get("status", {})), int(of["resourceVersion"])
             except ApiError as error:

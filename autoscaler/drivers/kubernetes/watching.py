@@ -5,7 +5,7 @@ been silent for SILENT_S_MAX, or that does not show what we know to have happene
 with everything. Promises: what is told is a level, so that nothing is missed over any break: who vanished meanwhile is
 told as gone, and what comes late or twice is not told. Why nothing is heard is
 said in the log (`hearing`). Objects are read at this boundary into what their user needs; nothing else of them is kept.
-One that cannot be read is said once and stays as it was: it harms no other.
+An object that cannot be read is logged once and stays as it was; it does not affect the others (`unreadable`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.decoding import Unreadable
 from autoscaler.drivers.kubernetes.hearing import Hearing
 
 T = TypeVar("T")
@@ -37,6 +38,8 @@ NEVER = 1 << 63
 GONE = 410
 GONE_MAX = 10_000
 """Deleted objects whose versions are remembered, so that what comes late brings none back."""
+REASON_CHARACTERS_MAX = 300
+"""Of why an object cannot be read, in the log."""
 INITIAL_END = "k8s.io/initial-events-end"
 STREAMING_LISTS_REFUSED = frozenset((400, 422))
 """From a server that does not know them (before 1.32, or switched off)."""
@@ -79,8 +82,8 @@ class Watched(Generic[T]):
         self._version: str | None = None
         self._versions: dict[Key, int] = {}
         """Of each object, also of those that are gone: what is older comes late."""
-        self._unread = set[Key]()
-        """What cannot be read, and was said: some of what has a version."""
+        self.unreadable: dict[Key, str] = {}
+        """Objects that cannot be read, each with the reason. They stay as they were."""
         self._streams = True
         """The server streams lists."""
         self._heard = False
@@ -167,7 +170,7 @@ class Watched(Generic[T]):
         if not self._streams:
             self._version = await self._list(missing)
         self._tell_gone(missing)
-        self._unread &= self._versions.keys()
+        self.unreadable = {key: why for key, why in self.unreadable.items() if key in self._versions}
         self._expected, self._due_s = 0, None
         self.hearing.is_heard()
         self.synced.set()
@@ -177,7 +180,7 @@ class Watched(Generic[T]):
         watch = self._api.watch(self._path, None, asked, initial=True, silent_s=LIST_SILENT_S_MAX)
         async with contextlib.aclosing(watch) as events:
             async for event, found in events:
-                if event != "BOOKMARK":
+                if isinstance(found, Unreadable) or event != "BOOKMARK":
                     self._see(event, found, missing)
                 elif found["metadata"].get("annotations", {}).get(INITIAL_END) == "true":
                     return str(found["metadata"]["resourceVersion"])
@@ -186,8 +189,9 @@ class Watched(Generic[T]):
     async def _list(self, missing: set[Key]) -> str:
         version = ""
         async for page in self._api.pages(self._path, self._query):
-            version = str(page["metadata"]["resourceVersion"])
-            for found in page["items"]:
+            version = page.version
+            listed: list[Object | Unreadable] = [*page.items, *page.unreadable]
+            for found in listed:
                 self._see("MODIFIED", found, missing)
         return version
 
@@ -203,7 +207,7 @@ class Watched(Generic[T]):
                     self.hearing.is_heard()
                     if event != "BOOKMARK":
                         self._see(event, found, None)
-                    self._reach(str(found["metadata"]["resourceVersion"]))
+                    self._reach(_version_of(found))
         except TimeoutError:
             raise SuspicionError(f"watch {self._path}: it does not show what has happened") from None
         finally:
@@ -218,26 +222,38 @@ class Watched(Generic[T]):
             if self._patience is not None and not self._patience.expired():
                 self._patience.reschedule(None)
 
-    def _see(self, event: str, found: Object, missing: set[Key] | None) -> None:
-        metadata = found["metadata"]
-        key, version = Key(metadata.get("namespace", ""), metadata["name"]), _number(metadata["resourceVersion"])
+    def _see(self, event: str, found: Object | Unreadable, missing: set[Key] | None) -> None:
+        key, version = _key_of(found), _number(_version_of(found))
         if missing is not None:
             missing.discard(key)
         if version and version < self._versions.get(key, 0):
             return
         if key not in self._versions and len(self._versions) >= len(self.items) + GONE_MAX:
             self._versions = {known: at for known, at in self._versions.items() if known in self.items}
-            self._unread &= self._versions.keys()
+            self.unreadable = {known: why for known, why in self.unreadable.items() if known in self._versions}
         self._versions[key] = version
-        try:
-            seen = None if event == "DELETED" else self._read(found)
-        except Exception as error:  # noqa: BLE001  whatever is odd about one object, the others are to be heard of
-            if key not in self._unread:
-                self._unread.add(key)
-                _log.error("not read, and left as it was path=%s name=%s error=%r", self._path, key.name, error)
+        if event == "DELETED":
+            seen = None
+        elif isinstance(found, Unreadable):
+            self._skip(key, found.kind, found.reason)
             return
-        self._unread.discard(key)
+        else:
+            try:
+                seen = self._read(found)
+            except Exception as error:  # noqa: BLE001  whatever is wrong with one object must not affect the others
+                self._skip(key, str(found.get("kind", "")), f"{type(error).__name__}: {error}")
+                return
+        self.unreadable.pop(key, None)
         self._tell([(key, seen)])
+
+    def _skip(self, key: Key, kind: str, reason: str) -> None:
+        """Logs an object that cannot be read, once while the reason is the same. It stays as it was."""
+        if self.unreadable.get(key) != reason:
+            self.unreadable[key] = reason
+            _log.error(
+                "event=unreadable_object kind=%s namespace=%s name=%s path=%s reason=%r",
+                kind, key.namespace, key.name, self._path, reason[:REASON_CHARACTERS_MAX],
+            )  # fmt: skip
 
     def _tell_gone(self, missing: set[Key]) -> None:
         self.gap = True
@@ -258,6 +274,17 @@ class Watched(Generic[T]):
                 changes.append(Change(key, old, new))
         if changes:
             self._changed(changes)
+
+
+def _key_of(found: Object | Unreadable) -> Key:
+    if isinstance(found, Unreadable):
+        return Key(found.namespace, found.name)
+    return Key(found["metadata"].get("namespace", ""), found["metadata"]["name"])
+
+
+def _version_of(found: Object | Unreadable) -> str:
+    """Its resourceVersion; empty if not even that can be read."""
+    return found.version if isinstance(found, Unreadable) else str(found["metadata"]["resourceVersion"])
 
 
 def _number(version: str) -> int:

@@ -1,0 +1,155 @@
+"""Decodes what an API server sends, object by object: one that cannot be decoded does not affect the others. Pure.
+
+msgspec decodes and skips nested values recursively, so about 1,000 levels raise RecursionError wherever they are. The
+API server allows 10,000 levels in fields without a schema. Values nested deeper than DEPTH_MAX are therefore cut out of
+the text before it is decoded again; the rest tells which object it was.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+Object = dict[str, Any]
+"""An object of the API server."""
+
+DEPTH_MAX: Final = 100
+"""Levels of nesting in an object. Those that Kubernetes defines have less than 40."""
+BYTES_MAX: Final = 4 << 20
+"""Of an object: more than the 1.5 MiB that etcd stores, because JSON is longer than protobuf."""
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_TOKEN = re.compile(_STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_CUT = b'{"pilotlight.dev/cut":null}'
+"""Takes the place of what is nested too deeply."""
+
+
+class Unreadable(NamedTuple):
+    """An object that cannot be decoded. A name is empty if not even its metadata can."""
+
+    kind: str
+    namespace: str
+    name: str
+    version: str
+    """resourceVersion."""
+    reason: str
+
+
+class Page(NamedTuple):
+    """A part of a list."""
+
+    version: str
+    """resourceVersion of the list."""
+    token: str
+    """`continue` for the next part; empty: this is the last."""
+    items: list[Object]
+    unreadable: list[Unreadable]
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    version: str = msgspec.field(name="resourceVersion", default="")
+    token: str | None = msgspec.field(name="continue", default=None)
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    kind: str = ""
+    metadata: _Metadata = _Metadata()
+
+
+class _Event(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _List(msgspec.Struct, frozen=True):
+    kind: str = ""
+    metadata: _Metadata = _Metadata()
+    items: list[msgspec.Raw] | None = None
+
+
+_decode_object = msgspec.json.Decoder(Object).decode
+_decode_identity = msgspec.json.Decoder(_Identity).decode
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_list = msgspec.json.Decoder(_List).decode
+
+
+def is_too_deep(text: bytes) -> bool:
+    """Whether JSON has values below DEPTH_MAX levels."""
+    if text.count(b"{") + text.count(b"[") <= DEPTH_MAX:
+        return False
+    outside = _STRING.sub(b"", text) if b"\\" in text else b"".join(text.split(b'"')[::2])  # of strings
+    brackets = outside.translate(None, _NO_BRACKETS)
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > DEPTH_MAX
+
+
+def cut(text: bytes, depth_max: int) -> bytes:
+    """The JSON without what is nested deeper than so many levels. Unbalanced text stays undecodable."""
+    pieces = list[bytes]()
+    depth = begin = 0
+    for token in _TOKEN.finditer(text):
+        step = _STEPS.get(text[token.start()], 0)
+        if step > 0 and depth == depth_max:
+            pieces.append(text[begin : token.start()])
+        elif step < 0 and depth == depth_max + 1:
+            pieces.append(_CUT)
+            begin = token.end()
+        depth += step
+    return b"".join(pieces) if depth > depth_max else b"".join((*pieces, text[begin:]))
+
+
+def read_object(raw: bytes, kind: str = "") -> Object | Unreadable:
+    """One object, of any size. `kind` is for one that does not say it: the items of a list."""
+    if is_too_deep(raw) or _CUT in raw:
+        return _unreadable(raw, kind, f"its values are nested more than {DEPTH_MAX} levels deep")
+    try:
+        return _decode_object(raw)
+    except (ValueError, RecursionError) as error:
+        return _unreadable(raw, kind, f"{type(error).__name__}: {error}")
+
+
+def _read_bounded(raw: bytes, kind: str = "") -> Object | Unreadable:
+    if len(raw) > BYTES_MAX:
+        return _unreadable(raw, kind, f"it has {len(raw)} bytes, more than {BYTES_MAX}")
+    return read_object(raw, kind)
+
+
+def _unreadable(raw: bytes, kind: str, reason: str) -> Unreadable:
+    try:
+        found = _decode_identity(cut(raw, DEPTH_MAX))
+    except (ValueError, RecursionError):
+        found = _Identity()
+    metadata = found.metadata
+    return Unreadable(found.kind or kind, metadata.namespace, metadata.name, metadata.version, reason)
+
+
+def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
+    """An event of a watch: its type and its object. Raises msgspec.DecodeError if the line is no event."""
+    try:
+        event = _decode_event(line)
+    except RecursionError:
+        event = _decode_event(cut(line, DEPTH_MAX + 1))
+    return event.type, _read_bounded(bytes(event.object))
+
+
+def read_page(text: bytes) -> Page:
+    """A part of a list. Raises msgspec.DecodeError if the text is none."""
+    try:
+        found = _decode_list(text)
+    except RecursionError:
+        found = _decode_list(cut(text, DEPTH_MAX + 2))
+    items, unreadable = list[Object](), list[Unreadable]()
+    kind = found.kind.removesuffix("List")
+    for raw in found.items or ():
+        one = _read_bounded(bytes(raw), kind)
+        if isinstance(one, Unreadable):
+            unreadable.append(one)
+        else:
+            items.append(one)
+    return Page(found.metadata.version, found.metadata.token or "", items, unreadable)

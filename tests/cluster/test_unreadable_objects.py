@@ -1,0 +1,78 @@
+"""Objects that cannot be decoded, on a real API server: the autoscaler names them and serves everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from tests.cluster import definitions
+from tests.cluster.house import House, model
+from tests.cluster.kubelet.node import Node
+from tests.kit.waiting import until
+
+LEVELS = 1_100
+"""The API server accepts them in fields without a schema; msgspec raises RecursionError."""
+KINDS = ("Model", "ResourceClaim")
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims"
+
+
+def deep_model(name: str) -> Object:
+    """A Model with a nested affinity."""
+    nested = msgspec.Raw(b'{"a":' * LEVELS + b"1" + b"}" * LEVELS)
+    return definitions.model(name, pod={"affinity": {"podAffinity": nested}})
+
+
+def deep_claim(name: str) -> Object:
+    """A ResourceClaim with nested parameters of a driver. Any user may create one."""
+    nested = msgspec.Raw(b'{"a":' + b"[" * LEVELS + b"]" * LEVELS + b"}")
+    devices = {
+        "requests": [{"name": "r", "exactly": {"deviceClassName": "any"}}],
+        "config": [{"opaque": {"driver": "x.example", "parameters": nested}}],
+    }
+    return {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name},
+        "spec": {"devices": devices},
+    }  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def poisoned(api: Api, namespace: str, name: str) -> AsyncIterator[None]:
+    """With one of each, until the end."""
+    objects = {definitions.models(namespace): deep_model(name), CLAIMS.format(namespace): deep_claim(name)}
+    for path, body in objects.items():
+        with pytest.raises(ApiError, match="nested more than 100 levels deep"):  # created; the answer has the object
+            await api.create(path, body)
+    try:
+        yield
+    finally:
+        for path in objects:
+            with contextlib.suppress(ApiError):
+                await api.delete(f"{path}/{name}")
+
+
+@pytest.mark.standard
+async def test_nested_objects_are_named_and_a_healthy_model_is_served(
+    house: House, api: Api, namespace: str, node: Node, tmp_path: Path
+) -> None:
+    await definitions.install(api)
+    house.write(*(model(name, idleSeconds=600) for name in ("ada", "bob")))
+    log = tmp_path / "autoscaler.log"
+
+    def named(kind: str, name: str) -> bool:
+        return f"event=unreadable_object kind={kind} namespace={namespace} name={name} " in log.read_text()
+
+    async with poisoned(api, namespace, "before"), house.running() as one, asyncio.timeout(180):
+        assert (await one.call("ada"))[0] == 200
+        await until("both are named", lambda: all(named(kind, "before") for kind in KINDS))
+        async with poisoned(api, namespace, "after"):
+            await until("both are named", lambda: all(named(kind, "after") for kind in KINDS))
+            assert (await one.call("bob"))[0] == 200
+        assert one.autoscaler.returncode is None
+        assert log.read_text().count("event=unreadable_object kind=Model") == 2, "once for each object"
+    assert node.name

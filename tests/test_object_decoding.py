@@ -1,0 +1,117 @@
+"""What an API server sends is decoded object by object: one that cannot be decoded does not affect the others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.drivers.kubernetes import decoding
+from autoscaler.drivers.kubernetes.decoding import DEPTH_MAX, Unreadable
+from tests.kit.budget import examples
+
+METADATA = {"name": "m", "namespace": "n", "resourceVersion": "7"}
+TOO_DEEP = f"its values are nested more than {DEPTH_MAX} levels deep"
+VALUES = st.recursive(
+    st.none() | st.integers(-9, 9) | st.text('ab"\\[]{}', max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a"\\[]{}', max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def nested(levels: int, inside: str = "1") -> str:
+    """JSON with so many levels."""
+    return '{"a":' * levels + inside + "}" * levels
+
+
+def model(spec: str, name: str = "m") -> bytes:
+    """The JSON of a Model. The spec has two levels less to its limit than the object."""
+    return f'{{"kind":"Model","metadata":{json.dumps({**METADATA, "name": name})},"spec":{spec}}}'.encode()
+
+
+def depth(value: Any) -> int:
+    """Levels of nesting of a value."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+
+@pytest.mark.parametrize("inside", ["1", '"]]}}"', '"\\"]}\\\\"', '[{"b":"{["}]'])
+def test_an_object_has_a_bounded_depth_whatever_its_strings_contain(inside: str) -> None:
+    most = DEPTH_MAX - 1 - inside.startswith("[") * 2
+    assert isinstance(decoding.read_object(model(nested(most, inside))), dict)
+    assert decoding.read_object(model(nested(most + 1, inside))) == Unreadable("Model", "n", "m", "7", TOO_DEEP)
+
+
+@pytest.mark.parametrize("levels", [1_100, 100_000])
+def test_an_event_with_a_nested_object_still_tells_which_object_it_is(levels: int) -> None:
+    line = b'{"type":"ADDED","object":' + model(nested(levels)) + b"}"
+    assert decoding.read_event(line) == ("ADDED", Unreadable("Model", "n", "m", "7", TOO_DEEP))
+
+
+def test_metadata_that_is_nested_too_deeply_still_tells_the_name() -> None:
+    fields = f'"managedFields":[{nested(5_000)}],"name":"m","namespace":"n","resourceVersion":"7"'
+    found = decoding.read_object(f'{{"kind":"Model","metadata":{{{fields}}}}}'.encode())
+    assert found == Unreadable("Model", "n", "m", "7", TOO_DEEP)
+
+
+@pytest.mark.parametrize("levels", [500, 5_000])
+def test_the_other_objects_of_a_page_are_decoded(levels: int) -> None:
+    items = b",".join([model("1", "a"), model(nested(levels), "b"), model('{"x":1e999}', "c"), model("2", "d")])
+    text = b'{"kind":"ModelList","metadata":{"resourceVersion":"9","continue":"t"},"items":[' + items + b"]}"
+    page = decoding.read_page(text)
+    assert (page.version, page.token) == ("9", "t")
+    assert [(one["metadata"]["name"], one["spec"]) for one in page.items] == [("a", 1), ("d", 2)]
+    assert [(one.kind, one.name) for one in page.unreadable] == [("Model", "b"), ("Model", "c")]
+
+
+def test_the_kind_of_an_item_is_that_of_its_list() -> None:
+    item = b'{"metadata":{"name":"p"},"spec":' + nested(200).encode() + b"}"
+    page = decoding.read_page(b'{"kind":"PodList","metadata":{},"items":[' + item + b"]}")
+    assert [(one.kind, one.name) for one in page.unreadable] == [("Pod", "p")]
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"metadata":{"name":"m"},"a":"\xff"}', b'{"metadata":{"name":"m"},"a":' + b"9" * 5_000 + b"}"],
+    ids=["no UTF-8", "a huge number"],
+)  # fmt: skip
+def test_what_is_no_json_of_ours_is_unreadable(text: bytes) -> None:
+    found = decoding.read_object(text)
+    assert isinstance(found, Unreadable)
+    assert found.name == "m"
+
+
+def test_an_object_of_a_list_or_a_watch_has_a_bounded_size() -> None:
+    large = model(json.dumps("x" * decoding.BYTES_MAX))
+    _, found = decoding.read_event(b'{"type":"ADDED","object":' + large + b"}")
+    assert isinstance(found, Unreadable)
+    assert found.reason == f"it has {len(large)} bytes, more than {decoding.BYTES_MAX}"
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"type":"ADDED"}', b'{"type":"ADDED","object":' + b"[" * 5_000])
+def test_a_line_that_is_no_event_raises_an_error_that_is_handled(line: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decoding.read_event(line)
+
+
+@given(VALUES, st.integers(0, 8))
+@settings(max_examples=examples(200))
+def test_a_cut_leaves_json_with_at_most_so_many_levels(value: Any, depth_max: int) -> None:
+    text = json.dumps(value).encode()
+    cut = json.loads(decoding.cut(text, depth_max))
+    if depth(value) <= depth_max:
+        assert cut == value
+    else:
+        assert depth(cut) == depth_max + 1, "what takes its place is an object"
+
+
+@given(VALUES)
+@settings(max_examples=examples(100))
+def test_depth_is_found_without_decoding(value: Any) -> None:
+    text = json.dumps(value).encode()
+    for levels in range(DEPTH_MAX - 8, DEPTH_MAX + 1):
+        wrapped = b"[" * levels + text + b"]" * levels
+        assert decoding.is_too_deep(wrapped) == (levels + depth(value) > DEPTH_MAX)
