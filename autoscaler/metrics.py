@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -32,9 +32,15 @@ KINDS = {kind: str(kind.__struct_config__.tag) for kind in get_args(Action)}
 
 
 class Metrics:
-    """Feed it as a listener of the loop; `text()` is the exposition. `clock`: the World's."""
+    """Feed it as a listener of the loop; `text()` is the exposition. `clock`: the World's.
 
-    def __init__(self, world: Callable[[], World], clock: Callable[[], float] = time.monotonic) -> None:
+    `unreadable`: kind -> number of objects of the cluster that cannot be read.
+    """
+
+    def __init__(
+        self, world: Callable[[], World], clock: Callable[[], float] = time.monotonic,
+        unreadable: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:  # fmt: skip
         registry = self._registry = CollectorRegistry()
         self._start_seconds = Histogram(
             "pilotlight_start_seconds",
@@ -66,7 +72,7 @@ class Metrics:
             buckets=LEASE_BUCKETS,
         )  # fmt: skip
         self._leaving = Leaving()
-        registry.register(_WorldCollector(world, self._leaving, clock))
+        registry.register(_WorldCollector(world, self._leaving, clock, unreadable))
 
     def on_step(self, step: Step) -> None:
         """Counts one step of the loop."""
@@ -100,8 +106,11 @@ class Metrics:
 class _WorldCollector:
     """Gauges that are read off the World at the moment of the scrape."""
 
-    def __init__(self, world: Callable[[], World], leaving: Leaving, clock: Callable[[], float]) -> None:
-        self._world, self._leaving, self._clock = world, leaving, clock
+    def __init__(
+        self, world: Callable[[], World], leaving: Leaving, clock: Callable[[], float],
+        unreadable: Callable[[], Mapping[str, int]],
+    ) -> None:  # fmt: skip
+        self._world, self._leaving, self._clock, self._unreadable = world, leaving, clock, unreadable
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """The families, in the order of interfaces section 5."""
@@ -135,6 +144,14 @@ class _WorldCollector:
         by = "nothing" if lesson is None else "replays" if lesson.learnt else "sizes"
         kinds.add_metric((by,), 0 if lesson is None else len(lesson.exercise.demand))
         yield kinds
+        unreadable = GaugeMetricFamily(
+            "pilotlight_unreadable_objects",
+            "Objects of the cluster that cannot be read and are skipped",
+            labels=("kind",),
+        )
+        for kind, count in sorted(self._unreadable().items()):
+            unreadable.add_metric((kind,), count)
+        yield unreadable
         yield GaugeMetricFamily("pilotlight_leader", "Whether this process leads", value=float(world.leads))
 
     def _leases(self, world: World) -> Iterable[GaugeMetricFamily]:

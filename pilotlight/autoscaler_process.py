@@ -132,7 +132,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
         house = await stack.enter_async_context(cluster.opened(options.cluster, clock))
         driver, loop = house.driver, house.loop()
     log = Log()
-    metrics = Metrics(lambda: loop.world, clock)
+    metrics = Metrics(lambda: loop.world, clock, dict if house is None else house.unreadable.counts)
     tell: Tell = (lambda documents: loop.observe([documents])) if house is None else house.put_files
     anew = functools.partial(read_again, options, loop, tell, located)
     preflight = Preflight(loop, driver.obstacle, anew)

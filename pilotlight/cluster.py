@@ -105,6 +105,8 @@ class Cluster:
         acting, asking = apis
         self._options = options
         self._asking = asking
+        self.unreadable = asking.unreadable
+        """Objects that no watch of this process can read."""
         self._elector = elector
         self._clock = clock
         self._listed = asyncio.Event()
@@ -259,16 +261,18 @@ async def opened(options: ClusterOptions, clock: Callable[[], float]) -> AsyncIt
     """Raises click's usage error where the extra is not installed, or there is no way to an API server."""
     from autoscaler.drivers.kubernetes.access import AccessError, access
     from autoscaler.drivers.kubernetes.api import Api
+    from autoscaler.drivers.kubernetes.decoding import UnreadableObjects
     from autoscaler.drivers.kubernetes.lease import Elector
 
     try:
         way = await access(options.kubeconfig)
     except AccessError as error:
         raise click.UsageError(str(error)) from None
-    async with Api(way) as leasing, Api(way) as asking:
+    unreadable = UnreadableObjects()
+    async with Api(way, unreadable=unreadable) as leasing, Api(way, unreadable=unreadable) as asking:
         name = identity(options.identity)
         elector = Elector(leasing, options.own_namespace, options.lease, name, clock)
-        async with Api(way, elector.writes_s) as acting:
+        async with Api(way, elector.writes_s, unreadable=unreadable) as acting:
             cluster = Cluster(options, (acting, asking), elector, name, clock)
             try:
                 yield cluster

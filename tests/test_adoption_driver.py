@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object
+from autoscaler.drivers.kubernetes.decoding import UnreadableObjects
 from autoscaler.drivers.kubernetes.lease import Elector
 from autoscaler.model import Model
 from autoscaler.names import Origin
@@ -35,6 +36,7 @@ class Plane:
         self.now_unix_s = 1_800_000_000.0
         self.asked: list[str] = []
         """Writes that were asked for."""
+        self.unreadable = UnreadableObjects()
 
     def put(self, path: str, found: Object) -> None:
         """It is there so from now on."""

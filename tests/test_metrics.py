@@ -77,6 +77,7 @@ def test_the_names_that_are_promised_are_all_there() -> None:
         "pilotlight_lease_leaving_seconds": "gauge",
         "pilotlight_machines_coming": "gauge",
         "pilotlight_lesson_kinds": "gauge",
+        "pilotlight_unreadable_objects": "gauge",
         "pilotlight_leader": "gauge",
     }
 

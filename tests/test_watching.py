@@ -267,10 +267,13 @@ async def test_an_object_that_cannot_be_read_is_said_once_and_ends_no_watch(capl
         async with asyncio.timeout(60):
             await server.idle.wait()
         assert known(watched) == {"a": "a1", "b": "b6"}
+        assert sum(server.unreadable.counts().values()) == 3
         assert [record.getMessage().count("name=a ") for record in caplog.records].count(1) == 1
         assert len(caplog.records) == 3
         watched._see("DELETED", {**thing("a", 7), "text": None}, None)
         assert known(watched) == {"b": "b6"}
+        assert sum(server.unreadable.counts().values()) == 2
     finally:
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)
+    assert server.unreadable.counts() == {}

@@ -72,6 +72,10 @@ async def test_nested_objects_are_named_and_a_healthy_model_is_served(
         await until("both are named", lambda: all(named(kind, "before") for kind in KINDS))
         async with poisoned(api, namespace, "after"):
             await until("both are named", lambda: all(named(kind, "after") for kind in KINDS))
+            async with one.session.get(f"http://127.0.0.1:{one.ops}/metrics") as answer:
+                metrics = await answer.text()
+            for kind in KINDS:
+                assert f'pilotlight_unreadable_objects{{kind="{kind}"}} 2.0' in metrics
             assert (await one.call("bob"))[0] == 200
         assert one.autoscaler.returncode is None
         assert log.read_text().count("event=unreadable_object kind=Model") == 2, "once for each object"

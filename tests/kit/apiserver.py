@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from autoscaler.drivers.kubernetes import watching
 from autoscaler.drivers.kubernetes.api import ApiError, Object
-from autoscaler.drivers.kubernetes.decoding import Page
+from autoscaler.drivers.kubernetes.decoding import Page, UnreadableObjects
 
 Event = tuple[str, Object]
 
@@ -30,6 +30,7 @@ class Server:
         self.streams = True
         self.idle = asyncio.Event()
         """All of the stream was said."""
+        self.unreadable = UnreadableObjects()
 
     async def check(self, path: str) -> None:
         """As `Api.check`: it can be listed."""

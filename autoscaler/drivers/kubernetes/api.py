@@ -25,7 +25,14 @@ import msgspec
 from autoscaler.drivers.kubernetes import decoding
 from autoscaler.drivers.kubernetes.access import Access
 from autoscaler.drivers.kubernetes.budget import Budget
-from autoscaler.drivers.kubernetes.decoding import Page, Unreadable, read_event, read_object, read_page
+from autoscaler.drivers.kubernetes.decoding import (
+    Page,
+    Unreadable,
+    UnreadableObjects,
+    read_event,
+    read_object,
+    read_page,
+)
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
 
 if TYPE_CHECKING:
@@ -84,8 +91,13 @@ class Api:
     `agent` is what the server's audit log calls it, and who it says wrote a field.
     """
 
-    def __init__(self, access: Access, writes_s: Callable[[], float] = lambda: math.inf, agent: str = WRITER) -> None:
+    def __init__(
+        self, access: Access, writes_s: Callable[[], float] = lambda: math.inf, agent: str = WRITER,
+        unreadable: UnreadableObjects | None = None,
+    ) -> None:  # fmt: skip
         self._access = access
+        self.unreadable = unreadable or UnreadableObjects()
+        """Of all watches of this server; given to each Api of a process."""
         self._agent = {"User-Agent": agent} if agent else {}
         self._writes_s = writes_s
         self._session: aiohttp.ClientSession | None = None

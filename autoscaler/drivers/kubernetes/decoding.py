@@ -8,6 +8,7 @@ the text before it is decoded again; the rest tells which object it was.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +39,26 @@ class Unreadable(NamedTuple):
     version: str
     """resourceVersion."""
     reason: str
+
+
+class UnreadableObjects:
+    """Objects that the watches of this process cannot read. Several watches may follow the same object."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[object, str, str], str] = {}
+        """(watch, namespace, name) -> kind."""
+
+    def add(self, watch: object, namespace: str, name: str, kind: str) -> None:
+        """The watch cannot read the object."""
+        self._kinds[watch, namespace, name] = kind
+
+    def remove(self, watch: object, namespace: str, name: str) -> None:
+        """The watch can read the object, or it is deleted."""
+        self._kinds.pop((watch, namespace, name), None)
+
+    def counts(self) -> dict[str, int]:
+        """Kind -> number of objects."""
+        return dict(Counter(kind for kind, *_ in {(kind, *key[1:]) for key, kind in self._kinds.items()}))
 
 
 class Page(NamedTuple):

@@ -102,6 +102,13 @@ class Watched(Generic[T]):
 
     async def run(self) -> None:
         """Until cancelled."""
+        try:
+            await self._run()
+        finally:
+            for key in self.unreadable:
+                self._api.unreadable.remove(self, *key)
+
+    async def _run(self) -> None:
         loop, wait_s = asyncio.get_running_loop(), RETRY_S
         while True:
             began_s, asked_s, self._heard = loop.time(), 0.0, False
@@ -170,7 +177,7 @@ class Watched(Generic[T]):
         if not self._streams:
             self._version = await self._list(missing)
         self._tell_gone(missing)
-        self.unreadable = {key: why for key, why in self.unreadable.items() if key in self._versions}
+        self._forget_unreadable()
         self._expected, self._due_s = 0, None
         self.hearing.is_heard()
         self.synced.set()
@@ -230,7 +237,7 @@ class Watched(Generic[T]):
             return
         if key not in self._versions and len(self._versions) >= len(self.items) + GONE_MAX:
             self._versions = {known: at for known, at in self._versions.items() if known in self.items}
-            self.unreadable = {known: why for known, why in self.unreadable.items() if known in self._versions}
+            self._forget_unreadable()
         self._versions[key] = version
         if event == "DELETED":
             seen = None
@@ -243,17 +250,25 @@ class Watched(Generic[T]):
             except Exception as error:  # noqa: BLE001  whatever is wrong with one object must not affect the others
                 self._skip(key, str(found.get("kind", "")), f"{type(error).__name__}: {error}")
                 return
-        self.unreadable.pop(key, None)
+        if self.unreadable.pop(key, None) is not None:
+            self._api.unreadable.remove(self, *key)
         self._tell([(key, seen)])
 
     def _skip(self, key: Key, kind: str, reason: str) -> None:
         """Logs an object that cannot be read, once while the reason is the same. It stays as it was."""
         if self.unreadable.get(key) != reason:
             self.unreadable[key] = reason
+            self._api.unreadable.add(self, *key, kind)
             _log.error(
                 "event=unreadable_object kind=%s namespace=%s name=%s path=%s reason=%r",
                 kind, key.namespace, key.name, self._path, reason[:REASON_CHARACTERS_MAX],
             )  # fmt: skip
+
+    def _forget_unreadable(self) -> None:
+        """Forgets those that are gone."""
+        for key in self.unreadable.keys() - self._versions.keys():
+            del self.unreadable[key]
+            self._api.unreadable.remove(self, *key)
 
     def _tell_gone(self, missing: set[Key]) -> None:
         self.gap = True
