@@ -16,8 +16,9 @@ import msgspec
 from autoscaler.attached import sites
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.crds import GROUP, MODEL, TENANT, Kind, definition
-from autoscaler.drivers.kubernetes import pods
+from autoscaler.drivers.kubernetes import claims, kubeai, pods
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.decoding import Unreadable
 from autoscaler.drivers.kubernetes.rights import Right, Scope, rights
 from autoscaler.drivers.kubernetes.vocabulary import NODES
 from autoscaler.engines import Launch
@@ -36,6 +37,7 @@ INGRESS = (
     "load balancers cut silent connections, most after 60 s: an Ingress in front of the gateway needs a read timeout "
     "above 600 s and no response buffering"
 )
+SKIPPED_FIX = "delete the object, or make its fields less nested"
 INGRESS_FIX = "check: curl -N a stream of a model at zero through it; `settings.silentSecondsMax` bounds silence"
 
 
@@ -225,6 +227,36 @@ async def nodes(api: Api, scene: Scene) -> list[Finding]:
     return checks_nodes.judge(found, dra="deviceclasses" in classes)
 
 
+async def objects(api: Api, scene: Scene) -> list[Finding]:
+    """The objects that an autoscaler skips because it cannot decode them."""
+    of_models = f"/apis/{GROUP}/v1alpha1"
+    paths = [
+        f"{of_models}/models",
+        f"{of_models}/tenants",
+        NODES,
+        claims.CLAIMS,
+        claims.PUBLISHED,
+        f"/apis/{kubeai.API_VERSION}/models",
+    ]
+    if scene.scope == "namespace":
+        paths = [f"{of_models}/namespaces/{scene.engines}/models"]
+    found: list[Unreadable] = []
+    for path in paths:
+        try:
+            async for page in api.pages(path):
+                found += page.unreadable
+        except ApiError as error:
+            if error.status not in (403, 404):  # `rights` names a missing right; not every cluster has every kind
+                raise
+    return [Finding("objects", "warning", skipped(one), SKIPPED_FIX) for one in found]
+
+
+def skipped(one: Unreadable) -> str:
+    """Which object, and why it is skipped."""
+    name = f"{one.namespace}/{one.name}" if one.namespace else one.name
+    return f"{one.kind} {name} is skipped, {one.reason}"
+
+
 async def cutting(api: Api, scene: Scene) -> list[Finding]:
     """Whether mig-manager cuts nodes by the ConfigMap that is ours."""
     if scene.cutting is None:
@@ -266,4 +298,4 @@ async def ingress(_: Api, __: Scene) -> list[Finding]:
     return [Finding("ingress", "info", INGRESS, INGRESS_FIX)]
 
 
-CHECKS: tuple[Check, ...] = (definitions, rights_given, pod_security, nodes, cutting, providers, ingress)
+CHECKS: tuple[Check, ...] = (definitions, rights_given, pod_security, nodes, objects, cutting, providers, ingress)

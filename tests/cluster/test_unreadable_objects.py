@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from pilotlight.checks_cluster import Scene, objects
 from tests.cluster import definitions
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
@@ -78,5 +79,9 @@ async def test_nested_objects_are_named_and_a_healthy_model_is_served(
                 assert f'pilotlight_unreadable_objects{{kind="{kind}"}} 2.0' in metrics
             assert (await one.call("bob"))[0] == 200
         assert one.autoscaler.returncode is None
+        found = await objects(api, Scene(engines=namespace, home=namespace, scope="cluster"))
+        assert {finding.says for finding in found if namespace in finding.says} == {
+            f"{kind} {namespace}/before is skipped, its values are nested more than 100 levels deep" for kind in KINDS
+        }
         assert log.read_text().count("event=unreadable_object kind=Model") == 2, "once for each object"
     assert node.name
