@@ -1,9 +1,9 @@
 """Counts the mutants that the tests detect: `make mutants`.
 
 A mutant is the product with one small fault, made by cosmic-ray. A fixed seed draws the mutants from the files of the
-core, without those that change only type annotations. Each mutant runs in a git worktree of HEAD, against the tests of
-the tier that execute the changed line. Tests that start the product as a process are left out: nothing records which of
-its lines they execute.
+core, without those that change only type annotations. Each mutant runs in a git worktree of a commit, against the tests
+of the tier that execute the changed line. Tests that start the product as a process are left out: nothing records which
+of its lines they execute. Results are kept in build/mutants, so that an interrupted run continues.
 
 The last line is JSON: {"drawn": N, "detected": N, "survived": ["FILE:LINE OPERATOR", ...]}.
 """
@@ -190,10 +190,10 @@ def _pytest(
 
 
 @contextmanager
-def worktree() -> Iterator[Path]:
-    """A worktree of HEAD."""
+def worktree(commit: str) -> Iterator[Path]:
+    """A worktree of a commit."""
     tree = FOLDER / "tree"
-    subprocess.run(["git", "worktree", "add", "-q", "--detach", "--force", str(tree)], cwd=ROOT, check=True)
+    subprocess.run(["git", "worktree", "add", "-q", "--detach", "--force", str(tree), commit], cwd=ROOT, check=True)
     try:
         yield tree
     finally:
@@ -206,11 +206,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=COUNT, help=f"number of mutants, {COUNT} if not given")
     parser.add_argument("--seed", type=int, default=SEED, help=f"seed of the draw, {SEED} if not given")
     parser.add_argument("--tier", choices=("test", "deep"), default="test", help="the tests; `test` if not given")
+    parser.add_argument("--commit", default="HEAD", help="HEAD if not given")
     parser.add_argument("--only", default="", help="only the mutants that the JSON result in this file says survived")
     asked = parser.parse_args()
     tier = ["-m", "not deep"] if asked.tier == "test" else ["--hypothesis-profile=deep"]
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with worktree() as tree:
+    with worktree(asked.commit) as tree:
         drawn = draw(tree, FILES, asked.count, asked.seed)
         if asked.only:
             survivors = json.loads(Path(asked.only).read_text().splitlines()[-1])["survived"]
@@ -221,13 +222,15 @@ def main() -> None:
             print("recording which tests execute which lines; this takes as long as the tests", flush=True)
             record(tree, FILES, tier, data)
         lines = executing(data)
-        survived = []
+        kept = data.with_suffix(".json")
+        results: dict[str, str] = json.loads(kept.read_text()) if kept.exists() else {}
         for number, mutant in enumerate(drawn, 1):
-            tests = tests_of(mutant, lines[mutant.file])
-            detected = is_detected(tree, mutant, tests, tier)
-            survived += [] if detected else [str(mutant)]
-            result = "detected" if detected else "survived"
-            print(f"{number} of {len(drawn)}: {mutant} {result} ({len(tests)} tests)", flush=True)
+            if str(mutant) not in results:
+                tests = tests_of(mutant, lines[mutant.file])
+                results[str(mutant)] = "detected" if is_detected(tree, mutant, tests, tier) else "survived"
+                kept.write_text(json.dumps(results, indent=1))
+            print(f"{number} of {len(drawn)}: {mutant} {results[str(mutant)]}", flush=True)
+        survived = [str(mutant) for mutant in drawn if results[str(mutant)] == "survived"]
     print(json.dumps({"drawn": len(drawn), "detected": len(drawn) - len(survived), "survived": survived}))
 
 
