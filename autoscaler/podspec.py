@@ -33,6 +33,10 @@ _LABEL = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _THE_PLAN = "is the plan's: leave it out"
+VOLUMES_BEGIN = "pilotlight-"
+"""Names of volumes that Pilotlight adds to pods."""
+_SELECTS = frozenset({"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"})
+"""Labels by which Services, NetworkPolicies and the autoscaler select Pilotlight's own pods."""
 
 
 class KeyRef(Part, frozen=True):
@@ -119,12 +123,17 @@ def check_pod(pod: Pod, at: Path) -> None:
     for kind in sorted(pod.affinity.keys() - {"podAffinity", "podAntiAffinity"}):
         raise WrongKeyError((*at, "affinity", kind), "unknown key; expected podAffinity or podAntiAffinity")
     _check_notes(pod.labels, (*at, "labels"))
+    for label in sorted(_SELECTS & pod.labels.keys()):
+        raise WrongKeyError((*at, "labels", label), "selects pods of Pilotlight itself: use another label")
     _check_notes(pod.annotations, (*at, "annotations"))
     check_labels(pod.labels, (*at, "labels"))
     check_labels(pod.node_selector, (*at, "nodeSelector"))
     check_resources(pod.resources, (*at, "resources"))
     _check_named(pod.volumes, (*at, "volumes"))
     _check_named(pod.volume_mounts, (*at, "volumeMounts"))
+    for position, volume in enumerate(pod.volumes):
+        if str(volume["name"]).startswith(VOLUMES_BEGIN):
+            raise WrongKeyError((*at, "volumes", position, "name"), f"{VOLUMES_BEGIN}... is Pilotlight's: rename it")
     known = {volume.get("name") for volume in pod.volumes}
     for position, mount in enumerate(pod.volume_mounts):
         if mount["name"] not in known:

@@ -19,6 +19,7 @@ from autoscaler.not_yet import MESSAGE, SCHEMES
 from autoscaler.podspec import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
 from autoscaler.providers import check_providers
 from autoscaler.settings import NodeKind, Settings, Signatures, Tls
+from autoscaler.slicing.table import is_amount, is_choice
 from autoscaler.slicing.vendors import TEMPLATES
 from autoscaler.tenant import TenantSpec, unix_seconds
 
@@ -36,6 +37,13 @@ SET_BY_DRIVER = {
     "POD_IP": "to where an engine in a pod listens",
 }
 """Variables of an engine's environment that drivers set over everything else, and why."""
+DEVICES_CHOSEN = "chooses devices or lifts a limit of them, and that is the plan's: leave it out"
+CHOICES_END = "_VISIBLE_DEVICES"
+CHOICES_BEGIN = (
+    "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_LIMIT", "CUDA_DISABLE_CONTROL", "CUDA_MPS_", "CUDA_OVERSUBSCRIBE",
+    "GPU_CORE_UTILIZATION_POLICY", "PILOTLIGHT_", "ZE_AFFINITY_MASK",
+)  # fmt: skip
+"""Variables by which container runtimes choose devices, and by which HAMi and MPS keep a container to its part."""
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 ADAPTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")
@@ -112,6 +120,8 @@ def check_model(spec: ModelSpec) -> None:
             raise WrongKeyError(("spec", "env", key), "expected a variable's name without `=`, and no NUL in its value")
         if key in SET_BY_DRIVER:
             raise WrongKeyError(("spec", "env", key), f"is set by Pilotlight {SET_BY_DRIVER[key]}: leave it out")
+        if key.endswith(CHOICES_END) or key.startswith(CHOICES_BEGIN):
+            raise WrongKeyError(("spec", "env", key), DEVICES_CHOSEN)
         if "{port}" in ENGINES[spec.engine].env.get(key, ""):
             raise WrongKeyError(("spec", "env", key), "is set by Pilotlight, for it says where to listen: leave it out")
     if spec.tls is not None and spec.tls.server_name is not None and not _is_host(spec.tls.server_name):
@@ -121,6 +131,7 @@ def check_model(spec: ModelSpec) -> None:
             raise WrongKeyError(("spec", "gpu", "models", position), PRODUCT_WANTED)
     check_resources(spec.resources, ("spec", "resources"))
     check_pod(spec.pod, ("spec", "pod"))
+    _check_devices(spec)
     for key, label in (("spread", spec.spread), ("near", spec.near)):
         if label is not None:
             check_labels({label: ""}, ("spec", key))
@@ -251,6 +262,18 @@ def _check_tls(tls: Tls) -> None:
     for name, other in (("certFile", "keyFile"), ("keyFile", "certFile")):
         if files[name] is None and files[other] is not None:
             raise WrongKeyError(("tls", name), f"missing; {other} is given, and they are needed together")
+
+
+def _check_devices(spec: ModelSpec) -> None:
+    """A Model gets its devices from the plan: it says neither how much of them it gets nor which."""
+    for at, resources in ((("spec", "resources"), spec.resources), (("spec", "pod", "resources"), spec.pod.resources)):
+        for kind, amounts in (("requests", resources.requests), ("limits", resources.limits)):
+            for name in filter(is_amount, amounts):
+                raise WrongKeyError((*at, kind, name), "is the plan's: say it with spec.gpu")
+    for name in filter(is_choice, spec.pod.annotations):
+        raise WrongKeyError(
+            ("spec", "pod", "annotations", name), "is the plan's, which chooses the devices: leave it out"
+        )
 
 
 def check_settings(settings: Settings) -> None:

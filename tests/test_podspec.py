@@ -8,7 +8,10 @@ from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.engines import EngineError
 from autoscaler.model import Model
 from autoscaler.podspec import Pod, SecretName, Toleration
+from autoscaler.slicing.base import Part
+from autoscaler.slicing.table import is_amount, is_choice
 from pilotlight.gathering import launcher
+from tests.kit.sliced import EXAMPLES
 
 FULL = """
 pod:
@@ -74,6 +77,12 @@ def test_all_that_may_be_said_of_a_pod_is_read_and_written_again() -> None:
         ("resources: {requests: {nvidia.com/gpu: 1}}",
          "resources.requests.nvidia.com/gpu: is the plan's: say it with spec.gpu.count"),
         ("volumes: [{emptyDir: {}}]", "volumes[0].name: missing; expected text"),
+        ("volumes: [{name: pilotlight-weights, emptyDir: {}}]",
+         "volumes[0].name: pilotlight-... is Pilotlight's: rename it"),
+        ("volumes: [{name: a, emptyDir: {}}, {name: pilotlight-weights-1, emptyDir: {}}]",
+         "volumes[1].name: pilotlight-... is Pilotlight's: rename it"),
+        ("labels: {app.kubernetes.io/component: gateway}",
+         "labels.app.kubernetes.io/component: selects pods of Pilotlight itself: use another label"),
         ("volumeMounts: [{name: x, mountPath: /x}]",
          "volumeMounts[0].name: expected the name of one of the volumes here"),
         ("schedulerName: A_B", "schedulerName: expected the name of an object: lower-case letters, digits, - and ."),
@@ -90,6 +99,60 @@ def test_what_the_plan_owns_and_what_is_wrong_is_refused_by_path(pod: str, line:
         found = str(error.value)
         assert found.startswith(f"a.yaml: {prefix}")
         assert found.removeprefix(f"a.yaml: {prefix}") == line
+
+
+AMOUNTS = (
+    "nvidia.com/gpu.shared", "nvidia.com/gpumem", "nvidia.com/gpucores", "nvidia.com/priority",
+    "nvidia.com/mig-1g.10gb", "amd.com/gpu", "amd.com/gpumem", "volcano.sh/vgpu-memory",
+    "huawei.com/Ascend910B4-memory", "gpu.intel.com/xe", "hygon.com/dcunum", "aws.amazon.com/neuron",
+)  # fmt: skip
+CHOICES = (
+    "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid", "nvidia.com/use-gputype", "amd.com/use-gpu-uuid",
+    "hygon.com/use-gpuuuid", "hami.io/vgpu-devices-allocated", "hami.io/Ascend310P-devices-allocated",
+    "volcano.sh/vgpu-use-gpuuuid", "volcano.sh/vgpu-ids-new", "gpu-memory", "gpu-fraction", "gpu-fraction-num-devices",
+    "huawei.com/Ascend310P",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        *((f"resources: {{limits: {{{one}: 8}}}}", f"resources.limits.{one}: is the plan's: say it with spec.gpu")
+          for one in AMOUNTS),
+        *((f"pod: {{resources: {{requests: {{{one}: 8}}}}}}",
+           f"pod.resources.requests.{one}: is the plan's: say it with spec.gpu") for one in AMOUNTS),
+        *((f"pod: {{annotations: {{{one}: x}}}}",
+           f"pod.annotations.{one}: is the plan's, which chooses the devices: leave it out") for one in CHOICES),
+        *((f"env: {{{one}: x}}",
+           f"env.{one}: chooses devices or lifts a limit of them, and that is the plan's: leave it out")
+          for one in ("NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_DISABLE_CONTROL", "PILOTLIGHT_X",
+                      "CUDA_DEVICE_MEMORY_LIMIT_0", "CUDA_MPS_PIPE_DIRECTORY", "ZE_AFFINITY_MASK")),
+    ],
+)  # fmt: skip
+def test_a_model_says_neither_which_devices_it_gets_nor_how_much_of_them(text: str, line: str) -> None:
+    with pytest.raises(DocumentError) as error:
+        one(text)
+    assert str(error.value) == f"a.yaml: Model a: spec.{line}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["resources: {limits: {rdma/hca: 1, nvidia.com/hostdev: 1}}", "env: {CUDA_DEVICE_MAX_CONNECTIONS: '1'}",
+     "pod: {annotations: {volcano.sh/queue-name: a, k8s.v1.cni.cncf.io/networks: b}}",
+     "pod: {labels: {app: a, app.kubernetes.io/part-of: b}}"],
+)  # fmt: skip
+def test_what_chooses_no_device_is_allowed(text: str) -> None:
+    assert one(text).name == "a"
+
+
+def test_every_resource_and_annotation_of_the_slicing_kinds_is_the_plans() -> None:
+    """So that a new kind cannot be forgotten."""
+    for example in EXAMPLES.values():
+        parts = [Part(one, one.memory_bytes) for one in example.slicer.inventory(example.node) or ()][:1]
+        if parts:
+            fields = example.slicer.fields("m-1", parts)
+            assert [name for name in fields.limits if not is_amount(name)] == []
+            assert [name for name in fields.annotations if not is_choice(name)] == []
 
 
 def test_a_variable_that_a_kubelet_fills_in_is_none_of_a_process() -> None:

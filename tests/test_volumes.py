@@ -11,10 +11,13 @@ from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes import nodes, orders, pods, volumes
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.overlay import CollisionError, refuse_collisions
 from autoscaler.drivers.kubernetes.volumes import Mounted, MountError, NodeVolumes, mounted, of_node
 from autoscaler.model import Adapter, Model
 from autoscaler.mounts import ClusterFacts, Found, NodeFacts
+from autoscaler.podspec import Pod
 from autoscaler.settings import Settings, Weights
+from autoscaler.slicing.base import PodFields
 from autoscaler.world import Replica
 from pilotlight.cluster import launch
 from tests.kit.golden import agrees
@@ -74,16 +77,28 @@ def test_a_claim_says_all_that_its_engine_needs_by_itself() -> None:
     assert "volumes" not in pods.manifest(one, model(), launch(model(), pods.HOST, 1), "engine:1")["spec"]
 
 
-def test_nothing_that_a_document_lays_over_a_pod_takes_the_place_of_its_weights() -> None:
-    over = f"""{CLAIM}
-pod:
-  volumes: [{{name: {volumes.NAME}, emptyDir: {{}}}}, {{name: mine, emptyDir: {{}}}}]
-  volumeMounts: [{{name: mine, mountPath: /weights}}, {{name: mine, mountPath: /cache}}]"""
-    made = pod(model(over), WAYS["claim"])["spec"]
-    assert [sorted(one) for one in made["volumes"]] == [["name", "persistentVolumeClaim"], ["emptyDir", "name"]]
-    assert [(one["mountPath"], one["name"]) for one in made["containers"][0]["volumeMounts"]] == [
-        ("/weights", volumes.NAME), ("/cache", "mine"),
-    ]  # fmt: skip
+@pytest.mark.parametrize("path", ["/weights", "/weights/", "/./weights"])
+def test_a_document_that_mounts_something_where_the_weights_are_is_an_error(path: str) -> None:
+    of = model(
+        f"{CLAIM}\npod:\n  volumes: [{{name: x, emptyDir: {{}}}}]\n  volumeMounts: [{{name: x, mountPath: {path}}}]"
+    )
+    with pytest.raises(CollisionError, match="the mount path /weights is used by Pilotlight in this pod"):
+        pod(of, WAYS["claim"])
+
+
+def test_settings_that_use_the_name_of_the_weights_volume_are_an_error() -> None:
+    """A document cannot say so; an older Model that is not read again may."""
+    theirs = Pod(volumes=({"name": volumes.NAME, "emptyDir": {}},))
+    with pytest.raises(CollisionError, match=f"the volume {volumes.NAME} is used by Pilotlight in this pod"):
+        refuse_collisions(theirs, PodFields(), seen(CLAIM).pod)
+
+
+def test_weights_mounted_by_hostpath_allow_no_security_context_of_a_model() -> None:
+    of = f"{OCI}\npod: {{securityContext: {{runAsUser: 0}}}}"
+    with pytest.raises(MountError, match=r"mounted by hostPath, which allows no spec.pod.securityContext"):
+        seen(of, mount="hostPath")
+    assert seen(OCI, mount="hostPath").pod.volume_mounts[0]["readOnly"] is True
+    assert seen(of).path
 
 
 LORAS = tuple(

@@ -8,12 +8,14 @@ Owns the merge, which is strategic: maps are merged and the later word wins; lis
 from __future__ import annotations
 
 import copy
+import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.podspec import Pod, Resources
+from autoscaler.slicing.base import PodFields
 
 
 def lay(pod: Object, over: Pod) -> Object:
@@ -39,6 +41,29 @@ def lay(pod: Object, over: Pod) -> Object:
     has: Object = engine.get("resources", {})
     engine["resources"] = claimed(has, over.resources) | {kind: has[kind] for kind in ("claims",) if kind in has}
     return new
+
+
+class CollisionError(Exception):
+    """A name that a document uses is one that Pilotlight uses in this pod. `str()` says which, and what to do."""
+
+
+def refuse_collisions(over: Pod, asks: PodFields, weights: Pod) -> None:
+    """Raises CollisionError if `over` would replace what the pod asks for its devices, or how it sees its weights."""
+    amounts = {**over.resources.requests, **over.resources.limits}
+    pairs = (
+        ("label", over.labels, asks.labels), ("annotation", over.annotations, asks.annotations),
+        ("resource", amounts, asks.limits),
+        ("volume", _words(over.volumes, "name"), _words(weights.volumes, "name")),
+        ("mount path", _words(over.volume_mounts, "mountPath"), _words(weights.volume_mounts, "mountPath")),
+    )  # fmt: skip
+    for what, theirs, ours in pairs:
+        if same := sorted(set(theirs) & set(ours)):
+            raise CollisionError(f"the {what} {same[0]} is used by Pilotlight in this pod: leave it out of `pod`")
+
+
+def _words(items: Iterable[Mapping[str, object]], key: str) -> set[str]:
+    """Values of a key, paths in their shortest form."""
+    return {posixpath.normpath(str(item[key])) for item in items if key in item}
 
 
 def claimed(before: Mapping[str, Mapping[str, object]], over: Resources) -> Object:

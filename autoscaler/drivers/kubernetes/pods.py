@@ -23,7 +23,7 @@ from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.beginning import READY_TO_START
 from autoscaler.drivers.kubernetes.hosts import requested
 from autoscaler.drivers.kubernetes.liking import like
-from autoscaler.drivers.kubernetes.overlay import lay
+from autoscaler.drivers.kubernetes.overlay import lay, refuse_collisions
 from autoscaler.drivers.kubernetes.vocabulary import ENDED, WRITER
 from autoscaler.drivers.kubernetes.volumes import claimed
 from autoscaler.hosts import NOTHING, Beside
@@ -192,8 +192,11 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
     if spec.pull_secret is not None:
         pod["spec"]["imagePullSecrets"] = [{"name": spec.pull_secret}]
     said = (Pod(priority_class_name=priority_class), defaults or Pod(), Pod(resources=spec.resources), spec.pod)
-    for over in (*said, weights or claimed(spec.artifact)):
+    seen = weights or claimed(spec.artifact)
+    for over in said:
+        refuse_collisions(over, asks, seen)
         pod = lay(pod, over)
+    pod = lay(pod, seen)
     if selector is not None:
         pod["spec"]["nodeSelector"] = {**selector, **pod["spec"].get("nodeSelector", {})}
     elif replica.slices:

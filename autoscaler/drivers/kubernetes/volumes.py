@@ -94,6 +94,8 @@ def mounted(  # noqa: PLR0917  whose, where, what; then what is known and wanted
         name: _way(f"the weights of {_whose(model, name)}", artifact, namespace, node, known, facts, settings)
         for name, artifact, known in (*asked, *((name, artifacts[name], one) for name, one in adapters.items()))
     }
+    if model.spec.pod.security_context and any("hostPath" in way.source for way in ways.values()):
+        raise MountError("its weights are mounted by hostPath, which allows no spec.pod.securityContext: leave it out")
     volumes: dict[str, Mapping[str, object]] = {}
     seen: list[dict[str, object]] = []
     paths: dict[str, str] = {}
