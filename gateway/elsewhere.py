@@ -8,7 +8,7 @@ Only top-level members and parts of forms are meant: everything below them is co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from gateway.errors import CallError, invalid_request
 
@@ -31,6 +31,10 @@ PLACES = frozenset(
     }
 )  # fmt: skip
 
+READ = frozenset({"model", "stream", "stream_options", "cache_salt"})
+"""The top-level members, and parts of forms, that a gateway reads or changes."""
+_KNOWN = PLACES | READ
+
 _ADAPTER, _CACHE = "an adapter is called as model:adapter", "whose cache a call may use is decided here"
 _FIXES = {
     "lora": _ADAPTER, "lora_path": _ADAPTER, "cache_salt": _CACHE, "extra_key": _CACHE, "session_params": _CACHE,
@@ -38,16 +42,34 @@ _FIXES = {
 }  # fmt: skip
 
 
-def check(names: Iterable[str]) -> None:
+def check(names: Collection[str]) -> None:
     """Raises CallError 400 when one of these names is a place. The message names it: it is ours, from `PLACES`."""
     if not PLACES.isdisjoint(names):
         raise _refusal(min(PLACES.intersection(names)))
+    check_case(names, _KNOWN)
+
+
+def check_case(names: Collection[str], known: frozenset[str]) -> None:
+    """Raises CallError 400 if a name differs from a known one only in case.
+
+    Engines whose JSON decoder ignores case (Go's encoding/json, and so Ollama) take such a member for the known one,
+    and of two the last. Case folding covers U+017F and U+212A, which Go folds to s and k.
+    """
+    text = "".join(names)
+    if text.isascii() and text == text.lower():
+        return
+    for name in names:
+        folded = name.casefold()
+        if folded in known and name not in known:
+            message = f"a member differs from {folded} only in the case of its letters: write {folded}, or leave it out"
+            raise invalid_request(message, param=folded)
 
 
 def check_part(name: str) -> None:
     """The same for a part of a form. A `cache_salt` is refused there: of a form nothing is taken out."""
     if name in PLACES or name == "cache_salt":
         raise _refusal(name)
+    check_case((name,), _KNOWN)
 
 
 def _refusal(name: str) -> CallError:

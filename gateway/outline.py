@@ -18,6 +18,7 @@ from itertools import accumulate
 import msgspec
 
 from gateway.body import Edit, Part, cut
+from gateway.elsewhere import READ
 from gateway.errors import CallError, invalid_request
 from gateway.scan import WINDOW_BYTES, Scan
 
@@ -33,9 +34,6 @@ _FIRST_BYTES, _LAST_BYTES = 256, 64
 """What is looked at in one go: at a value's begin, and where its end is near."""
 _BRACKETS = 2 << 10
 """With more of them a window is made smaller."""
-
-READ = frozenset({"model", "stream", "stream_options", "cache_salt"})
-"""The members that we read or change."""
 
 _START, _FIRST, _NAME, _COLON, _VALUE, _COMMA, _END, _STRING, _NEST = range(9)
 

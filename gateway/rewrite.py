@@ -56,6 +56,7 @@ class Peek:
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
 _LARGE = msgspec.json.Decoder(LargeMembers)
 _TEXT = msgspec.json.Decoder(str)
+_USAGE = frozenset({"include_usage"})
 _JSON_TYPE = re.compile(rb'application/json(?:[ \t]*;[ \t]*charset="?utf-?8"?)?', re.IGNORECASE)
 _MEMBER = re.compile(rb'[ \t\r\n]*("(?:[^"\\]++|\\.)*+")[ \t\r\n]*:[ \t\r\n]*')
 _MEMBER_END = re.compile(rb"[ \t\r\n]*([,}])")
@@ -119,6 +120,8 @@ def read_json(body: bytes | Pieces, *, path_model: str | None = None, header_mod
     stream = raw is not None and _flag(raw, "stream")
     raw = members.get("stream_options")
     usage = stream and raw is not None and _asks_usage(raw)
+    if raw is not None and not stream:
+        _check_unused(raw)
     return Peek(body, model, stream, usage, body_model, members)
 
 
@@ -267,11 +270,22 @@ def _options(raw: Raw) -> dict[str, Raw]:
     if bytes(raw) == b"null":
         return {}
     try:
-        return _members(bytes(raw))
+        members = _members(bytes(raw))
     except CallError:
         raise invalid_request(
             "stream_options must be an object whose members come once", param="stream_options"
         ) from None
+    elsewhere.check_case(members, _USAGE)
+    return members
+
+
+def _check_unused(raw: Raw) -> None:
+    """`stream_options` of a Call that does not stream may be anything, but its names must be unambiguous."""
+    try:
+        names = _MEMBERS.decode(raw)
+    except msgspec.ValidationError:
+        return
+    elsewhere.check_case(names, _USAGE)
 
 
 def _asks_usage(raw: Raw) -> bool:

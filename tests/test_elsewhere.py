@@ -54,11 +54,62 @@ def test_the_message_says_what_to_do(name: str, fix: str) -> None:
     assert fix in caught.value.message
 
 
+VARIANTS = {
+    "Model": "model",
+    "MODEL": "model",
+    "\\u004dodel": "model",
+    "\u017ftream": "stream",
+    "STREAM": "stream",
+    "Stream_Options": "stream_options",
+    "Cache_Salt": "cache_salt",
+    "LoRA": "lora",
+    "Api_Base": "api_base",
+    "boot\u017ftrap_host": "bootstrap_host",
+    "extra_\u212aey": "extra_key",
+    "\\u017ftream": "stream",
+}
+"""Names that Go's encoding/json takes for the second one."""
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("large", [False, True])
+def test_a_name_that_differs_from_ours_in_case_is_refused(name: str, large: bool) -> None:
+    filler = b"x" * (LARGE_BYTES if large else 1)
+    text = b'{"model":"m","filler":"%b","%b":"secret"}' % (filler, name.encode())
+    body: bytes | Pieces = text
+    if large:
+        body = Pieces()
+        body.add(text)
+    with pytest.raises(CallError) as caught:
+        read_json(body)
+    assert refused(caught.value, VARIANTS[name])
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name.isascii() and "\\" not in name])
+def test_a_part_of_a_form_that_differs_from_ours_in_case_is_refused(name: str) -> None:
+    forms = FORM % (b"model", b"m") + FORM % (name.encode(), b"secret") + b"--b--"
+    with pytest.raises(CallError) as caught:
+        read_multipart(forms, b"multipart/form-data; boundary=b")
+    assert refused(caught.value, VARIANTS[name])
+
+
+def test_an_option_of_streams_that_differs_from_ours_in_case_is_refused() -> None:
+    with pytest.raises(CallError) as caught:
+        read_json(b'{"model":"m","stream":true,"stream_options":{"Include_Usage":false}}')
+    assert refused(caught.value, "include_usage")
+    assert read_json(b'{"model":"m","stream":true,"stream_options":{"Continuous":1}}').stream
+
+
+def test_other_names_may_have_capital_letters() -> None:
+    assert read_json(b'{"model":"m","X-Extra":1,"toolChoice":"auto","\xc3\xa4":2}').model == "m"
+
+
 def test_deeper_it_is_content() -> None:
     body = b'{"model":"m","messages":[{"api_base":"x","content":{"lora_path":"y"}}],"tools":[{"base_url":"z"}]}'
     assert read_json(body).body == body
 
 
 def test_names_that_are_none_pass() -> None:
-    elsewhere.check(["model", "messages", "url", "file", "image_url", "API_BASE", "api_base_"])
+    elsewhere.check(["model", "messages", "url", "file", "image_url", "IMAGE_URL", "api_base_"])
     elsewhere.check([])

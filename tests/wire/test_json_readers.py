@@ -1,0 +1,96 @@
+"""A body that the gateway takes means the same to other JSON decoders: Go's, which ignores case, and Python's.
+
+Both take the last of several members. The gateway must refuse what they would read in another way.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.errors import CallError
+from gateway.rewrite import edit_json, read_json
+
+pytestmark = pytest.mark.standard
+
+PROGRAM = Path(__file__).parent.parent / "kit" / "gojson" / "main.go"
+SEED, BODIES = 26, 4_000
+NAMES = ("model", "stream", "stream_options", "cache_salt", "lora", "messages", "include_usage", "api_base")
+LIKE = {"s": "sS\u017f", "k": "kK\u212a"}
+"""Letters that Go folds to these."""
+
+
+class Go:
+    """The Go program, which answers each line."""
+
+    def __init__(self, program: Path) -> None:
+        self._process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def read(self, bodies: list[bytes]) -> list[dict[str, Any]]:
+        """What it takes these bodies for."""
+        said, _ = self._process.communicate(b"".join(body + b"\n" for body in bodies), timeout=120)
+        return [json.loads(line) for line in said.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory: pytest.TempPathFactory) -> Go:
+    if shutil.which("go") is None:
+        pytest.skip("go is not installed, which builds the decoder (Debian: apt install golang)")
+    program = tmp_path_factory.mktemp("go") / "gojson"
+    subprocess.run(["go", "build", "-o", program, PROGRAM], check=True, capture_output=True)
+    return Go(program)
+
+
+def spelled(name: str, draw: random.Random) -> str:
+    """A name in JSON, sometimes with other case, with letters that fold to its own, or escaped."""
+    if draw.random() < 0.7:
+        return f'"{name}"'
+    letters = []
+    for letter in name:
+        one = draw.choice(LIKE.get(letter, letter + letter.upper())) if draw.random() < 0.2 else letter
+        letters.append(f"\\u{ord(one):04x}" if draw.random() < 0.2 else one)
+    return f'"{"".join(letters)}"'
+
+
+def value(name: str, draw: random.Random) -> str:
+    """A value for a member, mostly of its type."""
+    if name == "stream_options":
+        return f"{{{spelled('include_usage', draw)}:{draw.choice(('true', 'false'))}}}"
+    booleans = name in {"stream", "include_usage"}
+    return draw.choice(("true", "false")) if booleans else f'"{draw.choice(("small", "secret"))}"'
+
+
+def body(draw: random.Random) -> bytes:
+    """An object of some members, in any order, also repeated."""
+    names = ["model", *draw.choices(NAMES, k=draw.randint(0, 4))]
+    draw.shuffle(names)
+    return f"{{{','.join(f'{spelled(name, draw)}:{value(name, draw)}' for name in names)}}}".encode()
+
+
+def test_what_is_taken_means_the_same_to_go_and_to_python(go: Go) -> None:
+    draw = random.Random(SEED)
+    taken, sent = [], []
+    for _ in range(BODIES):
+        text = body(draw)
+        try:
+            peek = read_json(text)
+        except CallError:
+            continue
+        taken.append(peek)
+        sent.append(bytes(edit_json(peek, model="served", include_usage=True)))  # type: ignore[arg-type]  # small bodies
+    assert BODIES / 10 < len(taken) < BODIES / 2
+    for peek, text, by_go in zip(taken, sent, go.read(sent), strict=True):
+        by_python = json.loads(text)
+        assert by_go["model"] == by_python["model"] == "served", text
+        assert by_go["stream"] == by_python.get("stream", False) == peek.stream, text
+        usage = (by_go["stream_options"] or {}).get("include_usage", False)
+        assert usage == (by_python.get("stream_options") or {}).get("include_usage", False), text
+        assert usage or not peek.stream, text
+        assert by_go["cache_salt"] is None, text
+        assert by_go["lora"] is None, text
