@@ -2,21 +2,31 @@
 
 Owns reading YAML text into plain values: mappings with text keys, lists, text, numbers, true and false, null. Refuses
 what hides mistakes: a key that occurs twice, a key that is not text, `.nan` and `.inf`. Dates stay text; numbers are
-also read as JSON writes them (`1e-05`). It knows nothing of documents. Raises YamlError, whose text is one line and
-begins with the line number.
+also read as JSON writes them (`1e-05`). What aliases expand to is bounded, so that no small text fills the memory. It
+knows nothing of documents. Raises YamlError, whose text is one line and begins with the line number.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import NamedTuple, NoReturn
 
 import yaml
 
 TEXT_CHARS_MAX = 16 << 20
 """A longer text is refused: these are documents written by people, not data."""
 
+NODES_MAX = 100_000
+"""Of one text, after each alias is replaced by what it stands for."""
+DEPTH_MAX = 100
+"""Levels of nesting: more than any document needs, and few enough for every reader of the values to recurse."""
+REASON_CHARACTERS_MAX = 200
+"""Of what PyYAML or Python say about a value."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAP = "tag:yaml.org,2002:map"
 _MERGE = "tag:yaml.org,2002:merge"
 _FLOAT = "tag:yaml.org,2002:float"
@@ -34,6 +44,14 @@ class _Loader(yaml.SafeLoader):
         first: [(tag, pattern) for tag, pattern in rows if tag != _TIMESTAMP]
         for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    at: yaml.Mark | None = None
+    """Where the value begins that is constructed now."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        """See SafeLoader."""
+        self.at = node.start_mark
+        return super().construct_object(node, deep=deep)
 
     def keys_once(self, node: yaml.MappingNode) -> Iterator[dict[object, object]]:
         """A mapping whose keys are text and differ; a generator, as PyYAML wants it for anchors."""
@@ -71,8 +89,13 @@ def read(text: str) -> list[object]:
     """All YAML documents of `text` as plain values, empty ones left out. Raises YamlError."""
     if len(text) > TEXT_CHARS_MAX:
         raise YamlError(f"longer than {TEXT_CHARS_MAX} characters")
+    if found := _SURROGATE.search(text):
+        line = text.count("\n", 0, found.start())
+        raise YamlError(f"line {line + 1}: half a surrogate pair is no character")
+    loader: _Loader | None = None
     try:
-        return [value for value in yaml.load_all(text, Loader=_Loader) if value is not None]
+        loader = _Loader(text)
+        return _values(loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark else ""
@@ -81,5 +104,70 @@ def read(text: str) -> list[object]:
         raise YamlError(" ".join(str(error).split())) from error
     except RecursionError:
         raise YamlError("nested too deeply") from None
-    except ValueError as error:  # PyYAML lets int() and float() speak, for example of 0x_
-        raise YamlError(f"a value cannot be read: {error}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # PyYAML's constructors raise these for values that do not fit an explicit tag, such as `!!bool x` or `!!int ""`
+        where = f"line {loader.at.line + 1}: " if loader and loader.at else ""
+        said = isinstance(error, ArithmeticError | ValueError)  # by int() and float(); others speak of PyYAML's insides
+        reason = " ".join(str(error).split())[:REASON_CHARACTERS_MAX] if said else "it does not fit its tag"
+        raise YamlError(f"{where}a value cannot be read: {reason}") from error
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+class _Size(NamedTuple):
+    """Of a node, after each alias is replaced by what it stands for."""
+
+    nodes: int
+    height: int
+    """Levels of nesting; 0 while it is measured."""
+
+
+def _values(loader: _Loader) -> list[object]:
+    values, nodes = list[object](), 0
+    while loader.check_node():
+        document = loader.get_node()
+        if document is None:
+            continue
+        size = _measure(document, {})
+        nodes += size.nodes
+        if nodes > NODES_MAX:
+            _refuse(document, f"more than {NODES_MAX} values after aliases are replaced by what they stand for")
+        value = loader.construct_document(document)
+        if value is not None:
+            values.append(value)
+    return values
+
+
+def _measure(node: yaml.Node, known: dict[int, _Size]) -> _Size:
+    """Raises yaml.MarkedYAMLError for what is nested too deeply or contains itself, and for half a surrogate pair.
+
+    `known`: sizes of nodes that were seen, by identity.
+    """
+    size = known.get(id(node))
+    if size is not None:
+        if not size.height:
+            _refuse(node, "an alias stands for what contains it")
+        return size
+    known[id(node)] = _Size(0, 0)
+    inner: Iterable[yaml.Node] = ()
+    if isinstance(node, yaml.MappingNode):
+        inner = chain.from_iterable(node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        inner = node.value
+    elif _SURROGATE.search(node.value):
+        try:  # JSON escapes a character above U+FFFF as a pair, which PyYAML leaves as it is
+            node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            _refuse(node, "half a surrogate pair is no character")
+    sizes = [_measure(one, known) for one in inner]
+    size = known[id(node)] = _Size(
+        1 + sum(one.nodes for one in sizes), 1 + max((one.height for one in sizes), default=0)
+    )
+    if size.height > DEPTH_MAX:
+        _refuse(node, "nested too deeply")
+    return size
+
+
+def _refuse(node: yaml.Node, problem: str) -> NoReturn:
+    raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)

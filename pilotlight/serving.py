@@ -193,8 +193,8 @@ class Reload:
             documents = gather(options.models, options.configs, options.state)
             check(options, documents)
             replace_file(self._path, to_yaml(documents).encode())
-        except (click.UsageError, OSError) as error:
-            message = error.message if isinstance(error, click.UsageError) else f"{self._path}: {error.strerror}"
+        except Exception as error:  # noqa: BLE001  whatever is wrong with a file, running calls must not end for it
+            message = error.message if isinstance(error, click.UsageError) else f"{self._path}: {_reason(error)}"
             say(f"{message}; the last good documents stay in force")
             return False
         models, tenants = counted(len(documents.models), "model"), counted(len(documents.tenants), "tenant")
@@ -203,6 +203,13 @@ class Reload:
             if getattr(documents.settings, key) != getattr(self._begun, key):
                 say(f"Settings: {key}: the change takes effect when `serve` starts the next time")
         return True
+
+
+def _reason(error: Exception) -> str:
+    """Why documents cannot be read. Other errors than of the file system are faults of Pilotlight: a report helps."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return f"internal error ({type(error).__name__}); please report it"
 
 
 def welcome(documents: Documents, listen: Address, ops: Address) -> None:

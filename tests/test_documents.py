@@ -280,6 +280,12 @@ def test_keys_that_are_not_in_force_yet_are_refused_saying_so(kind: str) -> None
         assert line == f"a.yaml: {label}: {path.replace('*', 'A')}: is not in force yet in this version"
 
 
+def aliases(form: str, count: int, times: int) -> str:
+    """So many anchors, each with several aliases of the one before."""
+    first = "a0: &a0 {x: 1}\n"
+    return first + "".join(f"a{n}: &a{n} {form.format(', '.join([f'*a{n - 1}'] * times))}\n" for n in range(1, count))
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -291,7 +297,25 @@ def test_keys_that_are_not_in_force_yet_are_refused_saying_so(kind: str) -> None
         ("a: !!python/object:os.x {}", "line 1: could not determine a constructor for the tag"),
         ("- " * 3000, "nested too deeply"),
         ("a: \0", "unacceptable character"),
+        ("a: 1\nb: !!timestamp x", "line 2: a value cannot be read: it does not fit its tag"),
+        ("a: !!bool x", "line 1: a value cannot be read: it does not fit its tag"),
+        ("a: !!int ''", "line 1: a value cannot be read: it does not fit its tag"),
+        ("a: !!float ''", "line 1: a value cannot be read: it does not fit its tag"),
+        ("a: !!map [1, 2]", "line 1: a value cannot be read: it does not fit its tag"),
+        (f"a: {':'.join('1' * 2000)}.5", "line 1: a value cannot be read: int too large to convert to float"),
+        ("a: 1\nb: &x [*x]", "line 2: an alias stands for what contains it"),
+        ("a: &x {b: {<<: *x}}", "line 1: an alias stands for what contains it"),
+        ('a: "\\ud800"', "line 1: half a surrogate pair is no character"),
+        ("a: \ud800", "line 1: half a surrogate pair is no character"),
+        ("[" * 120 + "]" * 120, "line 1: nested too deeply"),
+        (aliases("[{}]", 300, 1), "line 100: nested too deeply"),
+        (aliases("[{}]", 8, 9), "line 1: more than 100000 values after aliases are replaced by what they stand for"),
+        (
+            aliases("{{<<: [{}]}}", 8, 9),
+            "line 1: more than 100000 values after aliases are replaced by what they stand for",
+        ),
     ],
+    ids=lambda value: repr(value[:40]),
 )
 def test_yaml_that_hides_a_mistake_is_refused_with_its_line(text: str, line: str) -> None:
     with pytest.raises(YamlError, match="^" + re.escape(line)):
@@ -378,6 +402,10 @@ def test_what_is_written_loads_as_the_same_documents(specs: dict[str, object], n
         texts.append((name, json.dumps(document)))
     loaded = load(texts)
     assert load([("again", to_yaml(loaded))]) == loaded
+
+
+def test_an_escaped_surrogate_pair_is_one_character() -> None:
+    assert read('"\\ud83d\\ude00"') == ["\U0001f600"]
 
 
 def test_numbers_are_read_as_json_writes_them_and_what_is_no_number_stays_text() -> None:

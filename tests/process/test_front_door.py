@@ -106,6 +106,13 @@ async def test_changed_documents_are_in_force_after_a_hangup_and_wrong_ones_are_
         assert f"{serve.config}: Model ada: spec.command: expected" in line
         assert (await serve.call("bob")).code == ""
 
+        for number, text in enumerate(("a: !!bool x", 'a: "\\ud800"', "a: &a [*a]", "a: !!map [1, 2]"), 2):
+            serve.config.write_text(text)
+            hang_up(serve)
+            await until("it says so again", lambda n=number: serve.said().count("stay in force") == n)  # type: ignore[misc]
+        assert serve.said().count(f"{serve.config}: line 1: ") == 4
+        assert (await serve.call("bob")).code == "", "nothing of it ends anything"
+
 
 @pytest.mark.standard
 async def test_a_stored_key_is_in_force_after_a_hangup(tmp_path: Path) -> None:
