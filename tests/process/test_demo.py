@@ -101,10 +101,11 @@ def test_each_model_is_seen_to_wake_answer_and_go_back_to_zero(run: Run, model: 
 
 def test_the_engine_that_is_killed_while_it_starts_is_seen_and_started_again(run: Run) -> None:
     assert run.steps("bob", told=True)[6:] == ["SIGKILL"]
-    after = [step for step in run.steps("bob", told=False)[15:] if step != "stopping"]  # the dead may be gone before it
-    if after[1] == "ready":  # the demo looks for the engine's process; on a busy machine it finds one that is ready
-        del after[1]
-    assert after[:5] == ["starting", "failed", "gone", "starting", "ready"]
+    steps = [step for step in run.steps("bob", told=False) if step != "stopping"]  # the dead may be gone before it
+    at = steps.index("failed")
+    assert at >= 13, "three times from zero before"
+    assert steps[at - 1] in {"starting", "ready"}, "the demo looks for its process; on a busy machine it finds it late"
+    assert steps[at + 1 : at + 4] == ["gone", "starting", "ready"]
     (reason,) = [reason for model, step, reason in STEP.findall(run.out) if (model, step) == ("bob", "failed")]
     assert reason.startswith("was killed by SIGKILL"), "what it printed last, if it had begun to load, comes behind"
 

@@ -120,7 +120,7 @@ async def test_large_bodies_wait_for_room_and_all_are_served() -> None:
 
 
 async def test_who_waits_for_room_in_vain_is_told_so_and_small_calls_pass() -> None:
-    limits = Limits(memory_bytes=16 * MIB, body_seconds_max=0.6)
+    limits = Limits(memory_bytes=16 * MIB, body_seconds_max=2.0)
     async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, limits=limits) as one:
         one.at_ease()
         first, second, third = await one.client(), await one.client(), await one.client()

@@ -94,7 +94,7 @@ async def healthy(one: Rig) -> bool:
 @LOOPS
 def test_a_handshake_has_a_clock_and_a_place_among_its_addresss_connections(loop: Loop) -> None:
     async def test() -> None:
-        limits = Limits(header_seconds_max=0.4, connections_per_address_max=1)
+        limits = Limits(header_seconds_max=2.0, connections_per_address_max=1)
         async with rig(tls=sides(), limits=limits) as one:
             slow = await one.client(raw=True)
             slow.send(b"\x16\x03\x01")  # the beginning of a ClientHello
