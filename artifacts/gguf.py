@@ -3,8 +3,9 @@
 Owns reading the header, and only the header: a model of 40 GB is known after a few MiB. A reader of our own, because
 the `gguf` package makes an object of every token of a vocabulary; here arrays are skipped. The file may be anything, so
 every length is checked against a bound or the size of the file before it is used, and nothing is allocated by a number
-that the file claims. Raises GgufError, one line that names the file and what is wrong with it. What the keys mean for
-memory is `artifacts.ggufshape`'s.
+that the file claims. Only a window of the file and the keys that matter are in memory, a few MiB for any header. Raises
+GgufError, one line that names the file and what is wrong with it. What the keys mean for memory is
+`artifacts.ggufshape`'s.
 
 A vocabulary of 150,000 tokens with its 280,000 merges takes 35 ms: read a file once, not at every start.
 
@@ -28,7 +29,11 @@ HEADER_BYTES_MAX = 256 << 20
 """The largest vocabularies need about 20 MiB."""
 CHUNK_BYTES = 1 << 20
 KEYS_MAX = 100_000
-TENSORS_MAX = 1_000_000
+TENSORS_MAX = 100_000
+TEXTS_MAX = 4_000_000
+"""Of all arrays of texts together. The largest vocabularies have 300,000 tokens and 500,000 merges."""
+KEPT_MAX, ARRAYS_MAX = 1_000, 16
+"""Keys, and arrays, that are kept: more than one architecture has."""
 KEY_BYTES_MAX = 65_535
 TEXT_BYTES_MAX = 1 << 20
 """Of a text that we want, such as the name; others are skipped, however long."""
@@ -36,8 +41,6 @@ TEXT_BYTES_MAX = 1 << 20
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 _U64 = struct.Struct("<Q")
-PER_BLOCK = (".attention.head_count", ".attention.sliding_window_pattern", ".feed_forward_length")
-"""Keys that may have one number for each block."""
 
 
 class GgufError(Exception):
@@ -128,7 +131,9 @@ class _Header:
     def __init__(self, path: str, file: FileIO, size: int) -> None:
         self.path, self.file, self.size = path, file, size
         self.buffer = bytearray()
-        self.at = 0
+        self.base = self.at = 0
+        """Where the buffer begins in the file, and the cursor."""
+        self.texts = self.arrays = 0
 
     def metadata(self) -> dict[str, Value]:
         """The keys that matter here; of the vocabulary only its length. Checks the tensor directory on the way."""
@@ -146,15 +151,17 @@ class _Header:
             value = self.value(key)
             if value is not None:
                 found[key] = value
+                if len(found) > KEPT_MAX:
+                    raise GgufError(f"{self.path}: more than {KEPT_MAX} keys of one model")
         self.directory(tensors)
         return found
 
     def value(self, key: str) -> Value | None:
         """The value at the cursor if it matters, else None; the cursor is behind it either way."""
         kind = self.number("<I")
-        wanted = not key.startswith("tokenizer.")
+        wanted = key.partition(".")[2] in ggufshape.KEYS
         if kind == _STRING:
-            if wanted and key in ("general.name", "general.architecture"):
+            if key in ("general.name", "general.architecture"):
                 return self.text(TEXT_BYTES_MAX)
             self.skip(self.number("<Q"))
             return None
@@ -174,22 +181,29 @@ class _Header:
         if kind not in _SCALARS:
             raise GgufError(f"{self.path}: {key[:80]!r} is an array of unknown type {kind}")
         width = struct.calcsize(_SCALARS[kind])
-        if any(word in key for word in PER_BLOCK) and count <= LAYERS_MAX and kind not in (6, 12):
+        if key.partition(".")[2] in ggufshape.KEYS and count <= LAYERS_MAX and kind not in (6, 12):
+            self.arrays += 1
+            if self.arrays > ARRAYS_MAX:
+                raise GgufError(f"{self.path}: more than {ARRAYS_MAX} arrays of numbers for each block")
             return tuple(n for (n,) in struct.iter_unpack(_SCALARS[kind], self.bytes(width * count)))
         self.skip(width * count)
         return None
 
     def skip_texts(self, count: int) -> None:
         """Moves behind `count` texts. The one loop that is long (150,000 tokens), so it is kept tight."""
-        at, unpack, buffer = self.at, _U64.unpack_from, self.buffer
+        self.check(self.at + 8 * count)
+        self.texts += count
+        if self.texts > TEXTS_MAX:
+            raise GgufError(f"{self.path}: claims {self.texts} texts; at most {TEXTS_MAX} are read")
+        unpack = _U64.unpack_from
         while count:
-            try:
-                while count:
-                    at += 8 + unpack(buffer, at)[0]
-                    count -= 1
-            except (struct.error, OverflowError):
-                self.fill(at + 8)
-        self.at = at
+            self.fill(self.at + 8)
+            buffer, at, last = self.buffer, self.at - self.base, len(self.buffer) - 8
+            while count and at <= last:
+                at += 8 + unpack(buffer, at)[0]
+                count -= 1
+            self.at = self.base
+            self.skip(at)
 
     def directory(self, tensors: int) -> None:
         """The tensor directory: every tensor must begin within the file, which an unfinished download breaks."""
@@ -224,22 +238,36 @@ class _Header:
 
     def bytes(self, count: int) -> bytes:
         """The next bytes."""
-        self.skip(count)
-        return bytes(self.buffer[self.at - count : self.at])
+        self.fill(self.at + count)
+        begin = self.at - self.base
+        self.at += count
+        return bytes(self.buffer[begin : begin + count])
 
     def skip(self, count: int) -> None:
-        """Moves the cursor; what it passes is in the buffer."""
-        self.fill(self.at + count)
+        """Moves the cursor; what it passes is in the file."""
+        self.check(self.at + count)
         self.at += count
 
-    def fill(self, end: int) -> None:
-        """Reads until the buffer holds the first `end` bytes. Raises GgufError when file or bound is shorter."""
+    def check(self, end: int) -> None:
+        """Raises GgufError when the file or the bound is shorter."""
         if end > self.size:
             raise GgufError(f"{self.path}: truncated: its header ends behind the end of the file")
         if end > HEADER_BYTES_MAX:
             raise GgufError(f"{self.path}: its header is larger than {HEADER_BYTES_MAX >> 20} MiB")
-        while len(self.buffer) < end:
-            chunk = self.file.read(max(CHUNK_BYTES, end - len(self.buffer)))
+
+    def fill(self, end: int) -> None:
+        """Reads until the buffer holds the bytes from the cursor to `end`; those before the cursor are dropped."""
+        if self.at >= self.base and end <= self.base + len(self.buffer):
+            return
+        self.check(end)
+        if self.at <= self.base + len(self.buffer):
+            del self.buffer[: self.at - self.base]
+        else:
+            self.buffer.clear()
+            self.file.seek(self.at)
+        self.base = self.at
+        while (missing := end - self.base - len(self.buffer)) > 0:
+            chunk = self.file.read(max(CHUNK_BYTES, missing))
             if not chunk:
                 raise GgufError(f"{self.path}: it became shorter while it was read")
             self.buffer += chunk

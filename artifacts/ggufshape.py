@@ -16,6 +16,17 @@ from typing import TypeGuard
 
 from artifacts.caches import Layer, Shape
 
+KEYS = frozenset(
+    {
+        "attention.head_count", "attention.head_count_kv", "attention.indexer.key_length", "attention.key_length",
+        "attention.key_length_swa", "attention.sliding_window", "attention.sliding_window_pattern",
+        "attention.value_length", "attention.value_length_swa", "block_count", "context_length", "embedding_length",
+        "expert_feed_forward_length", "expert_used_count", "feed_forward_length", "full_attention_interval",
+        "kda.head_dim", "shortconv.l_cache", "ssm.conv_kernel", "ssm.group_count", "ssm.inner_size", "ssm.state_size",
+        "token_shift_count", "wkv.head_size",
+    }
+)  # fmt: skip
+"""What is read of a header, below its architecture. Values are numbers, or one for each block."""
 LAYERS_MAX = 4096
 NUMBER_MAX = 1 << 32
 

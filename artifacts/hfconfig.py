@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import TypeVar
 
 import msgspec
 
 from artifacts.caches import Layer, Shape
 
-CONFIG_BYTES_MAX = 4 << 20
-INDEX_BYTES_MAX = 64 << 20
-HEADER_BYTES_MAX = 100_000_000
-"""What the library itself reads at most."""
+CONFIG_BYTES_MAX, CONFIG_VALUES_MAX = 4 << 20, 200_000
+INDEX_BYTES_MAX, INDEX_VALUES_MAX = 32 << 20, 400_000
+HEADER_BYTES_MAX, HEADER_VALUES_MAX = 64 << 20, 1_000_000
+"""Bounds of what is decoded. The largest index of a public model has 150,000 values, and the largest header 200,000."""
 FILES_MAX = 4096
 LAYERS_MAX = 4096
 NUMBER_MAX = 1 << 32
@@ -29,10 +29,23 @@ STATES_ONLY = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "co
 """Kinds of layers (`layer_types`) that keep a state and no tokens."""
 
 Keys = Mapping[str, object]
+T = TypeVar("T")
 
 
 class ConfigError(Exception):
     """The folder holds no model that can be served; the text is one line and begins with a path."""
+
+
+class _Index(msgspec.Struct, frozen=True):
+    """The file that says where each tensor is."""
+
+    weight_map: dict[str, str]
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    """One entry of a header of safetensors."""
+
+    data_offsets: tuple[int, int] | None = None
 
 
 class ConfigInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +55,13 @@ class ConfigInfo(msgspec.Struct, frozen=True, kw_only=True):
     shape: Shape
 
 
+_decode_tensor = msgspec.json.Decoder(_Tensor).decode
+
+
 def read(folder: Path) -> ConfigInfo:
     """What it says. Raises ConfigError."""
     path = folder / "config.json"
-    keys = _json(path, CONFIG_BYTES_MAX)
+    keys = _decoded(path, _text(path, CONFIG_BYTES_MAX), CONFIG_VALUES_MAX, dict[str, object])
     inside = keys.get("text_config", keys)
     if not isinstance(inside, Mapping):
         raise ConfigError(f"{path}: text_config is no object")
@@ -143,10 +159,8 @@ def _weights_bytes(folder: Path) -> int:
         if not names:
             raise ConfigError(f"{folder}: there is no .safetensors file in it")
     else:
-        weights = _json(index, INDEX_BYTES_MAX).get("weight_map")
-        if not isinstance(weights, Mapping) or not all(isinstance(name, str) for name in weights.values()):
-            raise ConfigError(f"{index}: weight_map is no object of names")
-        names = sorted(set(cast("Mapping[str, str]", weights).values()))
+        found = _decoded(index, _text(index, INDEX_BYTES_MAX), INDEX_VALUES_MAX, _Index)
+        names = sorted(set(found.weight_map.values()))
     if len(names) > FILES_MAX:
         raise ConfigError(f"{folder}: more than {FILES_MAX} files of weights")
     odd = next((name for name in names if "/" in name or "\0" in name or name in {"", ".", ".."}), None)
@@ -180,23 +194,26 @@ def _file_bytes(path: Path) -> int:
             text = file.read(length)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    tensors = _decoded(path, text)
-    ends = [_end(one) for name, one in tensors.items() if name != "__metadata__"]
-    if None in ends:
-        raise ConfigError(f"{path}: a tensor without data_offsets")
-    if 8 + length + max((end for end in ends if end is not None), default=0) > size:
+    tensors = _decoded(path, text, HEADER_VALUES_MAX, dict[str, msgspec.Raw])
+    ends = [_end(path, tensor) for name, tensor in tensors.items() if name != "__metadata__"]
+    if 8 + length + max(ends, default=0) > size:
         raise ConfigError(f"{path}: truncated: its last tensor ends behind the end of the file")
     return size
 
 
-def _end(tensor: object) -> int | None:
-    offsets = tensor.get("data_offsets") if isinstance(tensor, Mapping) else None
-    whole = isinstance(offsets, list) and len(offsets) == 2 and isinstance(offsets[1], int) and offsets[1] >= 0
-    return int(offsets[1]) if whole and isinstance(offsets, list) else None
+def _end(path: Path, tensor: msgspec.Raw) -> int:
+    """Where its data ends."""
+    try:
+        offsets = _decode_tensor(tensor).data_offsets
+    except msgspec.ValidationError:
+        offsets = None
+    if offsets is None or offsets[1] < 0:
+        raise ConfigError(f"{path}: a tensor without data_offsets")
+    return offsets[1]
 
 
-def _json(path: Path, most: int) -> Keys:
-    """The object in a file of at most `most` bytes."""
+def _text(path: Path, most: int) -> bytes:
+    """What is in a file of at most `most` bytes."""
     try:
         with path.open("rb") as file:
             text = file.read(most + 1)
@@ -204,14 +221,14 @@ def _json(path: Path, most: int) -> Keys:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if len(text) > most:
         raise ConfigError(f"{path}: larger than {most >> 20} MiB")
-    return _decoded(path, text)
+    return text
 
 
-def _decoded(path: Path, text: bytes) -> Keys:
+def _decoded(path: Path, text: bytes, values_max: int, kind: type[T]) -> T:
+    """The JSON as this type. What the type does not name is skipped, and makes no objects."""
+    if sum(map(text.count, (b",", b"[", b"{"))) > values_max:
+        raise ConfigError(f"{path}: more than {values_max} values")
     try:
-        found = msgspec.json.decode(text)
+        return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: no JSON that can be read: {str(error)[:120]}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path}: no JSON object")
-    return cast("dict[str, object]", found)

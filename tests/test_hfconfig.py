@@ -113,7 +113,7 @@ def test_all_files_of_the_index_count_and_a_missing_one_is_named(folder: Path) -
         (folder / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
         assert "is no name of a file" in wrong(folder)
     (folder / INDEX).write_text('{"weight_map": {"a": 3}}')
-    assert wrong(folder) == f"{INDEX}: weight_map is no object of names"
+    assert wrong(folder) == f"{INDEX}: no JSON that can be read: Expected `str`, got `int` - at `$.weight_map[...]`"
 
 
 def test_what_is_broken_is_said_in_one_line(folder: Path) -> None:
@@ -131,7 +131,7 @@ def test_what_is_broken_is_said_in_one_line(folder: Path) -> None:
     (folder / "config.json").write_bytes(b" " * (CONFIG_BYTES_MAX + 1))
     assert wrong(folder) == "config.json: larger than 4 MiB"
     (folder / "config.json").write_text("[]")
-    assert wrong(folder) == "config.json: no JSON object"
+    assert wrong(folder) == "config.json: no JSON that can be read: Expected `object`, got `array`"
     (folder / "config.json").unlink()
     assert wrong(folder) == "config.json: No such file or directory"
     with pytest.raises(ConfigError, match="File name too long"):
