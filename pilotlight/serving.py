@@ -193,7 +193,7 @@ class Reload:
             documents = gather(options.models, options.configs, options.state)
             check(options, documents)
             replace_file(self._path, to_yaml(documents).encode())
-        except Exception as error:  # noqa: BLE001  whatever is wrong with a file, running calls must not end for it
+        except Exception as error:  # noqa: BLE001  a faulty file must not terminate running requests; the error is logged
             message = error.message if isinstance(error, click.UsageError) else f"{self._path}: {_reason(error)}"
             say(f"{message}; the last good documents stay in force")
             return False

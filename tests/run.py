@@ -62,7 +62,8 @@ class Tool(NamedTuple):
 SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")
 """Debian installs nginx and HAProxy there, where not every user's PATH leads."""
 TOOLS = (
-    Tool("go", "Debian: apt install golang, version 1.26 or newer", "all of tests/cluster; oras-go in tests/process"),
+    Tool("go", "Debian: apt install golang, version 1.26 or newer",
+         "all of tests/cluster; oras-go in tests/process; Go's JSON decoder in tests/wire"),
     Tool("gcc", "Debian: apt install gcc python3-dev", "the tests of the compiled gateway"),
     Tool("nginx", "Debian: apt install nginx-light", "nginx in tests/wire/test_differential.py"),
     Tool("haproxy", "Debian: apt install haproxy", "HAProxy in tests/wire/test_differential.py"),

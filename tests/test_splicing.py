@@ -19,8 +19,8 @@ from artifacts.transport import Limits
 pytestmark = pytest.mark.standard
 
 CONTENT = bytes(range(256)) * 1024
-SILENT, TRICKLE = Limits(read_s=0.05), Limits(pace_s=0.1)
-"""Each ends one kind of waiting only, so that a machine without CPU to spare ends no other."""
+USUAL, SILENT, TRICKLE = Limits(), Limits(read_s=0.05), Limits(pace_s=0.1)
+"""Each short limit applies to one kind of wait, so that a busy machine does not exceed another limit."""
 
 
 @pytest.fixture
@@ -34,15 +34,15 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 class Came:
-    """A file, and what was told of it."""
+    """A file, and what was moves of it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.told: list[tuple[int, int]] = []
+        self.moves: list[tuple[int, int]] = []
 
-    def move(self, rest: socket.socket, count: int, at: int = 0, limits: Limits = Limits()) -> Moved:  # noqa: B008
+    def move(self, rest: socket.socket, count: int, at: int = 0, limits: Limits = USUAL) -> Moved:
         with self.path.open("wb") as file:
-            return move(rest, count, Goal(file.fileno(), lambda *one: self.told.append(one)), at, limits)
+            return move(rest, count, Goal(file.fileno(), lambda *one: self.moves.append(one)), at, limits)
 
 
 def send(theirs: socket.socket, content: bytes) -> threading.Thread:
@@ -60,8 +60,8 @@ def test_a_body_goes_where_it_belongs_and_no_byte_behind_it(
     assert came.move(ours, len(CONTENT), 1000) == Moved(len(CONTENT))
     sending.join()
     assert came.path.read_bytes() == bytes(1000) + CONTENT
-    assert sum(count for _, count in came.told) == len(CONTENT)
-    assert [at for at, _ in came.told] == [1000 + sum(n for _, n in came.told[:i]) for i in range(len(came.told))]
+    assert sum(count for _, count in came.moves) == len(CONTENT)
+    assert [at for at, _ in came.moves] == [1000 + sum(n for _, n in came.moves[:i]) for i in range(len(came.moves))]
     assert ours.recv(100) == b"more"
 
 

@@ -25,8 +25,8 @@ from tests.kit.pulled import go, place
 pytestmark = pytest.mark.standard
 
 CONTENT = bytes(range(256)) * 4096
-SILENT, TRICKLE = Limits(read_s=0.05), Limits(pace_s=0.1)
-"""Each ends one kind of waiting only, so that a machine without CPU to spare ends no other."""
+USUAL, SILENT, TRICKLE = Limits(), Limits(read_s=0.05), Limits(pace_s=0.1)
+"""Each short limit applies to one kind of wait, so that a busy machine does not exceed another limit."""
 
 
 class Pair:
@@ -76,7 +76,7 @@ class Pair:
             self.sealed.incoming.write(self.ours.recv(count - self.sealed.incoming.pending))
         self.ours.setblocking(False)
 
-    def move(self, count: int, put: Put, at: int = 0, limits: Limits = Limits()) -> Moved:  # noqa: B008
+    def move(self, count: int, put: Put, at: int = 0, limits: Limits = USUAL) -> Moved:
         return move(Ends(self.ours, self.sealed), count, put, at, limits)
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from functools import partial
 
 import pytest
 
@@ -57,7 +58,7 @@ async def lasts(house: Estate, seconds: int) -> bool:
 
 
 async def follows(house: Estate, name: str) -> bool:
-    """Whether it says that it does not lead. One that goes on may be asked before it has looked."""
+    """Whether its metrics report a follower. A resumed process can answer before it has read the Lease."""
     return not await house.leads(name)
 
 
@@ -76,7 +77,7 @@ async def test_case_25_leaders_paused_in_turn_follow_before_they_do_anything(est
             other = await house.leader(leader)
             house.signal(leader, signal.SIGCONT)
             assert good(name, await waits, await house.call(name, "g2"))
-            await house.until(lambda leader=leader: follows(house, leader))  # type: ignore[misc]  # bound now
+            await house.until(partial(follows, house, leader))
             assert await house.leads(other)
         assert (house.made("ada"), house.made("bob")) == (1, 1)
     assert node.name

@@ -101,7 +101,7 @@ def test_each_model_is_seen_to_wake_answer_and_go_back_to_zero(run: Run, model: 
 
 def test_the_engine_that_is_killed_while_it_starts_is_seen_and_started_again(run: Run) -> None:
     assert run.steps("bob", told=True)[6:] == ["SIGKILL"]
-    steps = [step for step in run.steps("bob", told=False) if step != "stopping"]  # the dead may be gone before it
+    steps = [step for step in run.steps("bob", told=False) if step != "stopping"]  # it can come after `gone`
     at = steps.index("failed")
     assert at >= 13, "three times from zero before"
     assert steps[at - 1] in {"starting", "ready"}, "the demo looks for its process; on a busy machine it finds it late"

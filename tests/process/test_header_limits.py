@@ -28,10 +28,10 @@ before, begin_s = peak(), time.process_time()
 path = Path(sys.argv[1])
 try:
     (hfconfig if path.is_dir() else gguf).read(path)
-    said = ""
+    fault = ""
 except (gguf.GgufError, hfconfig.ConfigError) as error:
-    said = str(error)
-print(json.dumps({"said": said, "mib": peak() - before, "cpu_s": time.process_time() - begin_s}))
+    fault = str(error)
+print(json.dumps({"error": fault, "mib": peak() - before, "cpu_s": time.process_time() - begin_s}))
 """
 CPU_S_MAX = 6.0
 """The bound is 2 s on a machine with a free core; CI may have a third of one."""
@@ -77,7 +77,7 @@ def tensors(count: int) -> Iterator[bytes]:
 
 GGUF: dict[str, Callable[[], Iterable[bytes]]] = {
     "arrays of many architectures": lambda: arrays("k{}.attention.head_count"),
-    "arrays that nobody needs": lambda: arrays("llama.k{}.attention.head_count"),
+    "arrays of unused keys": lambda: arrays("llama.k{}.attention.head_count"),
     "as many texts as are allowed": lambda: texts(TEXTS_MAX),
     "more texts": lambda: texts(TEXTS_MAX + 100_000),
     "long keys": lambda: keys("key-{}-", 1_000),
@@ -103,8 +103,8 @@ CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "max_
 def read(path: Path) -> tuple[str, float, float]:
     """What a process says that reads it: (error, MiB, seconds of CPU)."""
     done = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
-    return str(told["said"]), float(told["mib"]), float(told["cpu_s"])
+    result = json.loads(done.stdout)
+    return str(result["error"]), float(result["mib"]), float(result["cpu_s"])
 
 
 def within(header_bytes: int) -> float:

@@ -36,7 +36,7 @@ for leads in (True, False):
             while not exists(join(folder, f"end-{leads}")): time.sleep(0.01)
         os._exit(0)
 """
-"""Two grandchildren whose parents are gone. The older one leads a session of its own. Each ends when told by a file."""
+"""Starts two orphans. The older one leads its own session. Each exits when its file exists."""
 
 
 class Host:

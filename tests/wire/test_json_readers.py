@@ -83,7 +83,9 @@ def test_what_is_taken_means_the_same_to_go_and_to_python(go: Go) -> None:
         except CallError:
             continue
         taken.append(peek)
-        sent.append(bytes(edit_json(peek, model="served", include_usage=True)))  # type: ignore[arg-type]  # small bodies
+        edited = edit_json(peek, model="served", include_usage=True)
+        assert isinstance(edited, bytes)
+        sent.append(edited)
     assert BODIES / 10 < len(taken) < BODIES / 2
     for peek, text, by_go in zip(taken, sent, go.read(sent), strict=True):
         by_python = json.loads(text)

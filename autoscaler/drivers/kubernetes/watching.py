@@ -247,7 +247,9 @@ class Watched(Generic[T]):
         else:
             try:
                 seen = self._read(found)
-            except Exception as error:  # noqa: BLE001  whatever is wrong with one object must not affect the others
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001  each kind has its own reader; its fault must affect this object only
                 self._skip(key, str(found.get("kind", "")), f"{type(error).__name__}: {error}")
                 return
         if self.unreadable.pop(key, None) is not None:
