@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from autoscaler import weightwords
 from autoscaler.contract import DeviceReport, ModelName, PodDevices, ReplicaId, TenantName
 from autoscaler.demand import NO_HISTORY, NO_LOAD, idle_s
+from autoscaler.fold_faults import quarantined
 from autoscaler.model import Model
 from autoscaler.nodes import devices_of, fresh, measured, shut
 from autoscaler.operators import closed, cordons_on
@@ -53,6 +54,8 @@ class ModelView(Fact, frozen=True):
     """`idleSeconds: auto`: it is doubled each time the Model is called soon after it went to zero."""
     weights: str = ""
     """Those that come from elsewhere: here, absent or failed, as a row of the status says it; empty: none do."""
+    faulty: str = ""
+    """The exception that quarantined it; empty: it is not quarantined."""
 
 
 class HeldView(Fact, frozen=True):
@@ -132,6 +135,8 @@ def named(world: World, name: str) -> Model | None:
 
 def model_view(world: World, model: Model) -> ModelView:
     """One Model as it is now."""
+    if model.name in quarantined(world):
+        return _faulty_view(world, model)
     load, history = world.loads.get(model.name, NO_LOAD), world.histories.get(model.name, NO_HISTORY)
     last = last_start(world.replicas[id] for id in world.by_model.get(model.name, ()))
     return ModelView(
@@ -148,6 +153,22 @@ def model_view(world: World, model: Model) -> ModelView:
         idle_seconds=idle_s(world, model, history)[0],
         idle_auto=model.spec.idle_seconds == "auto",
         weights=weightwords.word(world, model),
+    )
+
+
+def _faulty_view(world: World, model: Model) -> ModelView:
+    """Of a quarantined Model: only what is read, and nothing that is computed of it."""
+    load = world.loads.get(model.name, NO_LOAD)
+    return ModelView(
+        name=model.name,
+        engine=model.spec.engine,
+        aliases=model.spec.aliases,
+        adapters=tuple(adapter.name for adapter in model.spec.adapters),
+        memory_bytes=model.memory_bytes,
+        slots=model.slots,
+        replicas=dict(Counter(world.replicas[id].state.value for id in world.by_model.get(model.name, ()))),
+        demand=DemandView(waiting=load.waiting, running=load.running),
+        faulty=world.faults[model.name].reason,
     )
 
 

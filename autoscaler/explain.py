@@ -6,16 +6,19 @@ Owns the wording and the order of the sentences; decides nothing, and knows noth
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from autoscaler import demand, sizing, weightwords
 from autoscaler.actions import Plan
 from autoscaler.compare import absent, force_of, start_after_s
+from autoscaler.containment import masked
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.crowded import misplaced
 from autoscaler.demand import NO_HISTORY, NO_LOAD, Wanted
 from autoscaler.drain import known, silent, verdict
 from autoscaler.fitting import Fitting
+from autoscaler.fold_faults import quarantined
 from autoscaler.lessons import told
 from autoscaler.log import Log, Refused
 from autoscaler.log import Row as LogRow
@@ -77,7 +80,7 @@ class Row(Fact, frozen=True):
 
 
 def model_state(world: World, name: ModelName, now_s: float) -> str:
-    """One word for people: ready, starting, draining, stopping, failed, waiting, paused or zero."""
+    """One word for people: ready, starting, draining, stopping, failed, waiting, paused or zero; not faulty."""
     states = {world.replicas[id].state for id in world.by_model.get(name, ())}
     if S.READY in states:
         return "ready"
@@ -106,6 +109,10 @@ _WORDS = (
 
 def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: float) -> Explanation:
     """Why `model`, which must be in the World, is as it is."""
+    if model in quarantined(world):
+        row = _faulty_row(world, model, now_s)
+        return Explanation(model=model, state=row.state, sentences=(f"{row.why[:1].upper()}{row.why[1:]}.",))
+    world = masked(world)
     document = world.models[model]
     answer = demand.wanted(world, document, now_s)
     never = _never(world, document, Fitting(world))
@@ -136,8 +143,12 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
 def status(world: World, plan: Plan, now_s: float) -> tuple[Row, ...]:
     """One Row per Model that is in the documents or still has Replicas, in order of names."""
     unmet = {missing.model: missing.reason for missing in plan.unmet}
-    names, fitting = sorted(world.models.keys() | world.by_model.keys()), Fitting(world)
-    return tuple(_row(world, name, unmet.get(name, ""), fitting, now_s) for name in names)
+    out, rest = quarantined(world), masked(world)
+    fitting = Fitting(rest)
+    return tuple(
+        _faulty_row(world, name, now_s) if name in out else _row(rest, name, unmet.get(name, ""), fitting, now_s)
+        for name in sorted(world.models.keys() | world.by_model.keys())
+    )
 
 
 def last(log: Log, now_s: float) -> tuple[str, ...]:
@@ -148,6 +159,25 @@ def last(log: Log, now_s: float) -> tuple[str, ...]:
 def _never(world: World, model: Model, fitting: Fitting) -> str:
     """Why a Model of which nothing is there fits on no Device; empty text: it fits, or something of it runs."""
     return "" if model.name in world.by_model else fitting.never(model)
+
+
+def _faulty_row(world: World, name: ModelName, now_s: float) -> Row:
+    """Of a quarantined Model: it reads neither document nor history, which may be what raises."""
+    fault, replicas = world.faults[name], [world.replicas[id] for id in world.by_model.get(name, ())]
+    load = world.loads.get(name, NO_LOAD)
+    held = (world.slices.get(id) for replica in replicas for id in replica.slices)
+    serves = any(replica.state is S.READY for replica in replicas)
+    return Row(
+        model=name,
+        state="ready" if serves else "faulty",
+        replicas=dict(Counter(replica.state.value for replica in replicas)),
+        waiting=load.waiting,
+        running=load.running,
+        devices=tuple(sorted({slice_.device for slice_ in held if slice_ is not None})),
+        since_s=now_s - fault.seen_s,
+        why=f"quarantined because of an internal error ({fault.reason}); it is tried again in "
+        f"{seconds(fault.until_s - now_s)}, when its document changes, and by `pilotlight wake {name}`",
+    )
 
 
 def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: float) -> Row:

@@ -18,6 +18,7 @@ from autoscaler import (
     ending,
     fold_capacity,
     fold_cutting,
+    fold_faults,
     fold_leadership,
     fold_orders,
     fold_replicas,
@@ -49,6 +50,7 @@ from autoscaler.observations import (
     CopiesSeen,
     DisruptionsSeen,
     DocumentsSeen,
+    FaultSeen,
     FollowingSeen,
     GatewayGone,
     GatewaySeen,
@@ -79,6 +81,7 @@ Observation = (
     | ImagesSeen
     | DisruptionsSeen
     | StartSeen
+    | FaultSeen
     | MountsSeen
     | ReplicaSeen
     | Synced
@@ -150,6 +153,8 @@ def _one(draft: Draft, observation: Observation) -> None:
             _whole(draft, observation)
         case StartSeen():
             _start_seen(draft, observation)
+        case FaultSeen():
+            fold_faults.seen(draft, observation)
         case GatewaySeen():
             fold_reports.gateway_seen(draft, observation.gateway, observation.boot)
         case GatewayGone():
@@ -174,15 +179,19 @@ def _one(draft: Draft, observation: Observation) -> None:
         ):
             fold_capacity.folded(draft, observation)
         case Synced():
-            if not draft.world.synced:
-                draft.change(synced=True)
-                draft.news = True
+            _synced(draft)
         case LeadingSeen():
             fold_leadership.leads(draft, observation.epoch)
         case FollowingSeen():
             fold_leadership.follows(draft)
         case Tick():
             _half_open(draft)
+
+
+def _synced(draft: Draft) -> None:
+    if not draft.world.synced:
+        draft.change(synced=True)
+        draft.news = True
 
 
 def _whole(draft: Draft, seen: CopiesSeen | DisruptionsSeen | MountsSeen | ClockSeen) -> None:
@@ -224,6 +233,7 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
     for name in before.models.keys() - models.keys():
         draft.attained.drop(name)
     fold_orders.documented(draft)
+    fold_faults.documented(draft, before)
 
 
 def _restarts(before: Model, after: Model) -> bool:
@@ -280,8 +290,9 @@ def _lesson(draft: Draft, lesson: Lesson) -> None:
 
 def _half_open(draft: Draft) -> None:
     """Back-offs that are over end: what time alone does, so that gateways learn of it."""
+    out = fold_faults.quarantined(draft.world)
     for model, history in tuple(draft.histories.now.items()):
-        if history.refused_until_s and draft.now_s >= history.refused_until_s:
+        if model not in out and history.refused_until_s and draft.now_s >= history.refused_until_s:
             draft.put_history(model, histories.half_open(history, draft.now_s))
             draft.news = True
 
@@ -289,13 +300,15 @@ def _half_open(draft: Draft) -> None:
 def _pass_time(draft: Draft, batch: Sequence[Observation]) -> None:
     """Reports expire, and the demand that is there now is remembered."""
     fold_reports.expire(draft)
+    fold_faults.pass_time(draft)
     fold_orders.carried_out(draft)
     fold_orders.forget(draft)
     fold_capacity.look(draft)
     ending.look(draft)
     if any(not isinstance(one, Acted) for one in batch):  # after our own Actions who is where is as it was
         rented.look(draft)
+    out = fold_faults.quarantined(draft.world)
     for model, load in draft.sum_loads().items():
         spec = draft.world.models.get(model)
-        if spec is not None:
+        if spec is not None and model not in out:
             draft.put_history(model, histories.peaked(draft.history(model), spec, load, draft.now_s))

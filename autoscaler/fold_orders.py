@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler import histories, images
+from autoscaler import fold_faults, histories, images
 from autoscaler.contract import ModelName, NodeReport, PodDevices, WeightsReport
 from autoscaler.demand import idle_window_s
 from autoscaler.draft import Draft
@@ -58,6 +58,7 @@ def _woken(draft: Draft, name: ModelName) -> None:
     held = histories.refused_cold(histories.forgiven(before), draft.now_s, idle_window_s(model, before) / 2.0)
     draft.put_history(name, replace(held, woken_s=draft.now_s))
     draft.news = draft.news or before.refused_until_s > 0.0
+    fold_faults.retried(draft, name)
     if name in draft.world.stops:
         draft.change(stops={other: stop for other, stop in draft.world.stops.items() if other != name})
 

@@ -6,27 +6,57 @@ the driver performs it, and then tells its listeners. Before anything is started
 asked whether that Model could start at all; what is in its way is folded like any other observation. It sleeps until
 the next observation or until time alone would change the Plan. Under a flood it rests as long as it worked, so deciding
 takes half of a core at most.
+
+An exception that one Model causes quarantines that Model (`autoscaler.containment`). With one that no Model explains,
+`World.degraded` says so, nothing is decided until a later try succeeds, and the last Plan stays.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from autoscaler import shares
-from autoscaler.actions import AcquireLease, Acted, Action, CutNode, Plan, ReleaseLease, StartReplica, StopReplica
+from autoscaler.actions import (
+    AcquireLease,
+    Acted,
+    Action,
+    CutNode,
+    FailReplica,
+    Plan,
+    ReleaseLease,
+    StartReplica,
+    StopReplica,
+)
 from autoscaler.capacity.base import Supplier
-from autoscaler.contract import ModelName
+from autoscaler.containment import (
+    Failure,
+    attempt,
+    culprits,
+    described,
+    fold_apart,
+    key_of,
+    masked,
+    model_of,
+    succeeds,
+    supposing,
+)
+from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.cuttable import CutRefused
 from autoscaler.deficits import ORDERS_MAX
 from autoscaler.drivers.base import Cutter, Driver
 from autoscaler.fold import Observation, fold
+from autoscaler.fold_faults import quarantined
 from autoscaler.inbox import Inbox
 from autoscaler.leases import LeaseRefused
-from autoscaler.observations import StartSeen, Tick, Transition
+from autoscaler.observations import FaultSeen, Granted, StartSeen, Tick, Transition
 from autoscaler.plan import Planner
 from autoscaler.winddown import wind_down
 from autoscaler.world import World
@@ -35,6 +65,19 @@ TICK_S_MAX = 1.0
 """At least one Tick in this time, whatever else is observed: back-offs end, and gauges age."""
 ROUNDS_MAX = 4
 """Plans in one step: an Action may allow another (a drop frees a Slice); what is left waits for the next step."""
+RETRY_S_MAX = 60.0
+"""A decision that no Model explains the failure of is tried again after 1, 2, 4 ... seconds, at most so many."""
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def report_fault(model: ModelName | None, what: str, reason: str) -> None:
+    """Logs an exception that was contained. Tests replace this: a fault that they did not inject is a failure."""
+    if model is None:
+        _log.error("event=degraded in=%s error=%s", what, reason)
+    else:
+        _log.error("event=model_faulty model=%s in=%s error=%s", model, what, reason)
 
 
 class Step(NamedTuple):
@@ -96,6 +139,17 @@ class Loop:
         self._ticked_s = clock()
         self._decide_now: Decide = Planner().plan
         self._empty = asyncio.Event()
+        self._aside: dict[Hashable, Observation] = {}
+        """What could not be folded, by what it is about."""
+        self._unstopped: dict[ReplicaId, StopReplica] = {}
+        """Stops that the driver failed to begin."""
+        self._again_s = 0.0
+        """When both are tried again."""
+        self._retry_s = 0.0
+        """Nothing is decided before: the last decision failed, and no Model explains why."""
+        self._failures = 0
+        self._troubles: dict[str, str] = {}
+        """By what failed: exceptions that no Model explains."""
 
     def now_s(self) -> float:
         """By its clock."""
@@ -160,28 +214,31 @@ class Loop:
         before, received_s = self.world, started_s if self._received_s is None else self._received_s
         self._received_s = None
         batch, merged = self._inbox.take()
-        transitions = self._fold(batch, started_s)
+        for one in batch:
+            if isinstance(one, FaultSeen) and not one.model:
+                self.trouble("driver", one.reason)
+            elif isinstance(one, FaultSeen) and one.model not in quarantined(self.world):
+                report_fault(one.model, "driver", one.reason)
+        transitions = self._fold([*self._again(started_s), *batch], started_s)
         actions: list[Action] = []
         asked: set[ModelName] = set()
         leads = self._writes_s() > 0.0
-        self.plan = Plan()
-        for _ in range(ROUNDS_MAX if leads and self._in_touch() else 0):
+        decides = leads and self._in_touch() and started_s >= self._retry_s
+        self.plan = replace(self.plan, actions=(), tries=()) if leads and started_s < self._retry_s else Plan()
+        for _ in range(ROUNDS_MAX if decides else 0):
             transitions += self._plan(started_s, asked)
-            if not self.plan.actions:
-                break
             for action in self.plan.actions:
-                transitions += self._fold((Acted(action=action),), started_s)
-                self._perform(action)
+                transitions += self._act(action, started_s)
             actions += self.plan.actions
-            if _only_ordered(self.plan):
-                break  # nothing else comes of that before it is observed, and each waits to be sent
+            if not self.plan.actions or _only_ordered(self.plan):
+                break  # nothing else comes of orders before it is observed, and each waits to be sent
         acted_s = self._clock()
-        granted = shares.divide(self.world, started_s) if leads else None
+        granted = self._divided(started_s) if leads else None
         if granted is not None:
             transitions += self._fold((granted,), started_s)
         done = Step(before, self.world, self.plan, tuple(actions), transitions, received_s, started_s, acted_s, merged)
         for listener in self.listeners:
-            listener(done)
+            self._tell(listener, done)
         if self.world.synced and not self.world.replicas:
             self._empty.set()
         now_s = self._clock()
@@ -194,21 +251,172 @@ class Loop:
         """
         transitions: tuple[Transition, ...] = ()
         while True:
-            self.plan = self._decide_now(self.world, now_s)
+            done = attempt(lambda: self.contained("plan", lambda world: self._decide_now(masked(world), now_s)))
+            if isinstance(done, Failure):
+                self._degrade("plan", done.error, now_s)
+                self.plan = replace(self.plan, actions=(), tries=(), next_s=self._retry_s)
+                return transitions
+            self.plan = done
             looks = [name for name in self.plan.tries if name not in asked]
             asked.update(looks)
             found = self._obstacles(looks)
             if not found:
+                self._failures = 0
+                for what in ("plan", "fold", "order") if self._troubles else ():
+                    self.trouble(what, "")
                 return transitions
             transitions += self._fold(found, now_s)
 
     def _obstacles(self, names: Iterable[ModelName]) -> list[StartSeen]:
-        seen = (StartSeen(model=name, obstacle=self._driver.obstacle(self.world.models[name])) for name in names)
-        return [one for one in seen if one.obstacle]
+        found: list[StartSeen] = []
+        for name in names:
+            obstacle = attempt(partial(self._driver.obstacle, self.world.models[name]))
+            if isinstance(obstacle, Failure):
+                self.fault(name, "driver", obstacle.error)
+                obstacle = f"the driver failed: {described(obstacle.error)}"
+            if obstacle:
+                found.append(StartSeen(model=name, obstacle=obstacle))
+        return found
 
     def _fold(self, batch: Sequence[Observation], now_s: float) -> tuple[Transition, ...]:
-        self.world, transitions = fold(self.world, batch, now_s)
-        return transitions
+        done = attempt(lambda: fold(self.world, batch, now_s))
+        if not isinstance(done, Failure):
+            self.world, transitions = done
+            for one in batch if self._aside else ():
+                self._aside.pop(key_of(one), None)
+            return transitions
+        apart = fold_apart(self.world, batch, now_s)
+        self.world = apart.world
+        for name, error in apart.faults:
+            report_fault(name, "fold", described(error))
+        if apart.error is not None:
+            self._degrade("fold", apart.error, now_s)
+        self._aside |= {key_of(one): one for one in apart.aside}
+        self._again_s = now_s + RETRY_S_MAX if apart.error is None else self._retry_s
+        return apart.transitions
+
+    def _divided(self, now_s: float) -> Granted | None:
+        """See `shares`; a Model that makes it raise keeps the holds that it has."""
+        done = attempt(lambda: shares.divide(self.world, now_s))
+        if not isinstance(done, Failure):
+            if self._troubles:
+                self.trouble("shares", "")
+            return done
+
+        def some(out: Iterable[ModelName]) -> Granted | None:
+            return shares.divide(replace(self.world, undivided=self.world.undivided.difference(out)), now_s)
+
+        found = culprits(sorted(self.world.undivided), lambda out: succeeds(lambda: some(out)))
+        for name in found:
+            self.fault(name, "shares", done.error)
+        if not found:
+            self.trouble("shares", described(done.error))
+        return some(found) if found else None
+
+    # --- faults -------------------------------------------------------------------------------------------------------
+
+    def contained(self, what: str, compute: Callable[[World], T]) -> T:
+        """`compute` of the World. A Model that makes it raise is quarantined, and it is computed again.
+
+        `compute` is pure and works when its World has a quarantined Model. Raises its exception if no Model explains
+        that.
+        """
+        while True:
+            done = attempt(lambda: compute(self.world))
+            if not isinstance(done, Failure):
+                return done
+            names = sorted({*self.world.models, *self.world.by_model} - quarantined(self.world))
+            found = culprits(names, lambda out: succeeds(lambda: compute(supposing(self.world, out))))
+            if not found:
+                raise done.error
+            for name in found:
+                self.fault(name, what, done.error)
+
+    def fault(self, name: ModelName, what: str, error: Exception) -> None:
+        """An exception that a Model caused: it is quarantined at once."""
+        if name not in quarantined(self.world):
+            report_fault(name, what, described(error))
+            self.world, _ = fold(self.world, (FaultSeen(model=name, reason=described(error)),), self._clock())
+            self._wake.set()
+
+    def trouble(self, what: str, reason: str) -> None:
+        """An exception that no Model explains, in one line; empty: what failed before works again."""
+        if reason == self._troubles.get(what, ""):
+            return
+        if reason:
+            report_fault(None, what, reason)
+            self._troubles[what] = reason
+        else:
+            del self._troubles[what]
+        told = "; ".join(f"{one}: {self._troubles[one]}" for one in sorted(self._troubles))
+        self.world = replace(self.world, degraded=told)
+
+    def _degrade(self, what: str, error: Exception, now_s: float) -> None:
+        """Nothing is decided for a while."""
+        self.trouble(what, described(error))
+        self._retry_s = now_s + min(2.0**self._failures, RETRY_S_MAX)
+        self._failures = min(self._failures + 1, 16)
+
+    def _again(self, now_s: float) -> list[Observation]:
+        """What could not be folded before; it, and stops that failed, are tried again when they are due."""
+        if now_s < self._again_s or not (self._aside or self._unstopped):
+            return []
+        again, self._aside = list(self._aside.values()), {}
+        stops, self._unstopped = self._unstopped, {}
+        for action in stops.values():
+            if action.replica in self.world.replicas:
+                self._try(action, now_s)
+        return again
+
+    def _tell(self, listener: Listener, step: Step) -> None:
+        """A listener that fails is called again with the next step."""
+        done = attempt(lambda: listener(step))
+        if isinstance(done, Failure) or self._troubles:
+            name = getattr(listener, "__qualname__", type(listener).__name__)
+            self.trouble(name, described(done.error) if isinstance(done, Failure) else "")
+
+    # --- Actions ------------------------------------------------------------------------------------------------------
+
+    def _act(self, action: Action, now_s: float) -> tuple[Transition, ...]:
+        """Folds it, then performs it; but nothing is started of a Model that another Action has quarantined."""
+        if isinstance(action, StartReplica) and action.replica.model in quarantined(self.world):
+            return ()
+        done = attempt(lambda: fold(self.world, (Acted(action=action),), now_s))
+        if isinstance(done, Failure):
+            self._blame(action, done.error, now_s)
+            return ()
+        self.world, transitions = done
+        return transitions + self._try(action, now_s)
+
+    def _try(self, action: Action, now_s: float) -> tuple[Transition, ...]:
+        """Performs it. A start that raises has failed; a stop that raises is tried again."""
+        done = attempt(lambda: self._perform(action))
+        if not isinstance(done, Failure):
+            return ()
+        why = described(done.error)
+        match action:
+            case StartReplica():
+                self._blame(action, done.error, now_s)
+                return self._fold((Acted(action=FailReplica(replica=action.replica.id, reason=why)),), now_s)
+            case StopReplica():
+                self._blame(action, done.error, now_s)
+                self._unstopped[action.replica], self._again_s = action, now_s + RETRY_S_MAX
+            case AcquireLease():
+                report_fault(None, "capacity", why)
+                self.observe((LeaseRefused(id=action.order.id, reason=why),))
+            case CutNode():
+                report_fault(None, "cut", why)
+                self.observe((CutRefused(node=action.order.node, reason=why),))
+            case _:
+                self._degrade("order", done.error, now_s)
+        return ()
+
+    def _blame(self, action: Action, error: Exception, now_s: float) -> None:
+        name = model_of(self.world, action)
+        if name is None:
+            self._degrade("order", error, now_s)
+        else:
+            self.fault(name, "order", error)
 
     def _perform(self, action: Action) -> None:
         """The driver returns at once; what came of it is observed."""

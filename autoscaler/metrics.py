@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from autoscaler.actions import Action, FailStart
 from autoscaler.crowded import room_of
+from autoscaler.fold_faults import quarantined
 from autoscaler.leasecounts import counted, state_of
 from autoscaler.leaving import Leaving
 from autoscaler.loop import Step
@@ -152,6 +153,16 @@ class _WorldCollector:
         for kind, count in sorted(self._unreadable().items()):
             unreadable.add_metric((kind,), count)
         yield unreadable
+        yield GaugeMetricFamily(
+            "pilotlight_models_quarantined",
+            "Models that are quarantined because they caused an internal error",
+            value=float(len(quarantined(world))),
+        )
+        yield GaugeMetricFamily(
+            "pilotlight_degraded",
+            "Whether something fails because of an internal error that no Model explains",
+            value=float(bool(world.degraded)),
+        )
         yield GaugeMetricFamily("pilotlight_leader", "Whether this process leads", value=float(world.leads))
 
     def _leases(self, world: World) -> Iterable[GaugeMetricFamily]:

@@ -86,6 +86,15 @@ class StartSeen(Fact, frozen=True):
     """Why a start would surely fail, and what to do, in a sentence; empty: nothing is known to stand in its way."""
 
 
+class FaultSeen(Fact, frozen=True):
+    """An exception that a Model caused. It quarantines the Model, see `autoscaler.fold_faults`."""
+
+    model: ModelName
+    """Empty: a driver failed, and no Model explains that."""
+    reason: str
+    """Empty, where `model` is: the driver works again."""
+
+
 class ReplicaSeen(Fact, frozen=True):
     """One Replica as the driver sees it, with its identity, so that a new leader adopts it."""
 

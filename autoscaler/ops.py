@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from autoscaler import api, explain, openapi, page
 from autoscaler.commands import Commands
@@ -119,17 +120,22 @@ class OperationsServer:
         return web.Response(body=body, headers={"content-type": OPENMETRICS_TYPE if openmetrics else METRICS_TYPE})
 
     async def _status(self, _: web.Request) -> web.Response:
-        return answer(explain.status(self._world, self._loop.plan, self._now_s()))
+        now_s, plan = self._now_s(), self._loop.plan
+        return answer(self._loop.contained("status", lambda world: explain.status(world, plan, now_s)))
 
     async def _what_is_off(self, _: web.Request) -> web.Response:
-        return answer(self._off)
+        degraded = self._world.degraded
+        more = (f"degraded by an internal error; what failed is tried again: {degraded}",)
+        return answer(replace(self._off, sentences=(*more, *self._off.sentences)) if degraded else self._off)
 
     async def _models(self, _: web.Request) -> web.Response:
-        return answer(api.models(self._world))
+        return answer(self._loop.contained("status", api.models))
 
     async def _model(self, request: web.Request) -> web.Response:
         known = api.named(self._world, request.match_info["name"])
-        return self._no_model() if known is None else answer(api.model_view(self._world, known))
+        if known is None:
+            return self._no_model()
+        return answer(self._loop.contained("status", lambda world: api.model_view(world, known)))
 
     async def _tenants(self, _: web.Request) -> web.Response:
         return answer(api.tenants(self._world))
@@ -147,7 +153,10 @@ class OperationsServer:
         known = api.named(self._world, request.match_info["name"])
         if known is None:
             return self._no_model()
-        return answer(explain.explain_model(self._world, self._loop.plan, self._log, known.name, self._now_s()))
+        now_s, plan, log = self._now_s(), self._loop.plan, self._log
+        return answer(
+            self._loop.contained("explain", lambda world: explain.explain_model(world, plan, log, known.name, now_s))
+        )
 
     async def _fit(self, request: web.Request) -> web.Response:
         known = api.named(self._world, request.match_info["name"])

@@ -47,6 +47,7 @@ from autoscaler.homeward import homeward
 from autoscaler.model import Model
 from autoscaler.moves import Ground
 from autoscaler.nodes import ILL, lost
+from autoscaler.operators import STOPPED
 from autoscaler.packing import Missing, Outlook, Packing, Placement, Want
 from autoscaler.resting import Resting
 from autoscaler.shelves import ENDING, locks, stuck_s
@@ -82,6 +83,13 @@ class Planner:
         """See `plan`."""
         if not world.synced or not world.leads:
             return Plan()
+        try:
+            return self._plan(world, now_s)
+        except BaseException:
+            self._survey, self._resting = Survey(), Resting()  # what they keep may be of half a plan
+            raise
+
+    def _plan(self, world: World, now_s: float) -> Plan:
         tick = _Tick(world, now_s, self._survey, self._resting)
         tick.compare_models()
         tick.leave_lost()
@@ -150,7 +158,8 @@ class _Tick:
                 self.resting.note(world, model, now_s, answer.next_s)
         for name in sorted(world.by_model.keys() - world.models.keys()):
             for replica in (world.replicas[id] for id in world.by_model[name]):
-                self._retire(retire(replica, f"its Model is {absent(replica)}"))
+                why = STOPPED if name in world.stops else f"its Model is {absent(replica)}"
+                self._retire(retire(replica, why))
 
     def _stirring(self) -> Iterator[Model]:
         """Models that are not known to be at rest."""

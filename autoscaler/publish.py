@@ -16,6 +16,7 @@ from autoscaler.catalogue import front_settings, model_entry, tenant_entry
 from autoscaler.contract import (
     CatalogueDelta,
     GatewayId,
+    ModelEntry,
     ModelName,
     ModelRoute,
     Refusal,
@@ -25,6 +26,8 @@ from autoscaler.contract import (
 )
 from autoscaler.demand import median_start_s
 from autoscaler.draft import routed
+from autoscaler.fold_faults import quarantined
+from autoscaler.model import Model
 from autoscaler.phases import last_phases_ms
 from autoscaler.states import ReplicaState as S
 from autoscaler.words import seconds
@@ -119,6 +122,8 @@ def model_route(
     if model not in world.models and model not in world.by_model:
         return None
     replicas = [world.replicas[id] for id in world.by_model.get(model, ())]
+    if model in world.faults and model in quarantined(world):
+        return _faulty_route(world, model, replicas, now_s, gateway)
     history = world.histories.get(model) or History()
     load = world.loads.get(model) or Load()
     state = _state(replicas, history)
@@ -130,6 +135,22 @@ def model_route(
         phases_ms=last_phases_ms(replicas),
         others_wait=bool(load.waiting_at - {gateway}),
         refusal=None if state == "ready" else _refusal(history, _hopeless(world, unmet, model), now_s),
+    )
+
+
+def _faulty_route(
+    world: World, model: ModelName, replicas: list[Replica], now_s: float, gateway: GatewayId
+) -> ModelRoute:
+    """Of a quarantined Model: it reads neither document nor history, which may be what raises."""
+    ready = any(replica.state is S.READY for replica in replicas)
+    retry_s = min(max(world.faults[model].until_s - now_s, 1.0), RETRY_S_MAX)
+    message = "The model is quarantined because of an internal error (see `pilotlight explain model NAME`)."
+    load = world.loads.get(model) or Load()
+    return ModelRoute(
+        model=model,
+        state="ready" if ready else "failed",
+        others_wait=bool(load.waiting_at - {gateway}),
+        refusal=None if ready else Refusal(code="model_faulty", message=message, retry_after_s=retry_s),
     )
 
 
@@ -204,6 +225,8 @@ def _changed_models(before: World, after: World) -> set[ModelName]:
     changed: set[ModelName] = set()
     if before.models is not after.models:
         changed |= before.models.keys() ^ after.models.keys()
+    if before.faults is not after.faults:
+        changed |= before.faults.keys() | after.faults.keys()
     if before.loads is not after.loads:
         changed |= {name for name, load in after.loads.items() if before.loads.get(name) is not load}
         changed |= before.loads.keys() - after.loads.keys()
@@ -282,10 +305,22 @@ def catalogue_full(world: World) -> CatalogueDelta:
         epoch=world.epoch,
         version=world.version,
         full=True,
-        models=tuple(model_entry(model) for model in world.models.values()),
+        models=tuple(_entry(world, model) for model in world.models.values()),
         tenants=tuple(tenant_entry(tenant) for tenant in world.tenants.values()),
         settings=front_settings(world.settings, tuple(world.tenants.values())),
     )
+
+
+def _entry(world: World, model: Model) -> ModelEntry:
+    """Of a quarantined Model of which the full entry cannot be made, one that its Calls can be refused with."""
+    if model.name not in world.faults:
+        return model_entry(model)
+    try:
+        return model_entry(model)
+    except Exception:
+        if model.name in quarantined(world):
+            return ModelEntry(name=model.name, served_name=model.name, tenants=model.spec.tenants)
+        raise
 
 
 def catalogue_delta(before: World, after: World) -> CatalogueDelta | None:

@@ -15,12 +15,15 @@ import math
 import socket
 import struct
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
 from autoscaler import nodeintake, publish
 from autoscaler.actions import Unmet
+from autoscaler.containment import Failure, attempt
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta, decoder
 from autoscaler.door import Door
 from autoscaler.fold_reports import repeats
@@ -37,7 +40,7 @@ REPORT_BYTES_MAX = 16 << 20
 _encode = msgspec.json.Encoder().encode
 _decode_report = decoder(Report)
 
-Delta = CatalogueDelta | RoutesDelta
+D = TypeVar("D", CatalogueDelta, RoutesDelta)
 BLANK = b""
 """A message of nothing, as a line: the connection lives."""
 
@@ -65,21 +68,22 @@ class Feed:
         said_s = -math.inf
         told: dict[ModelName, Unmet] = {}
 
-        def delta(before: World | None, after: World) -> bytes | None:
+        def delta(before: World | None) -> bytes | None:
             nonlocal said_s, told
-            now_s = clock()
-            if not after.leads:
+            now_s, leads = clock(), self._loop.world.leads
+            if not leads:
                 if now_s - said_s < HEARTBEAT_S:
                     return None
                 said_s = now_s
                 return BLANK
             was, told = told, {unmet.model: unmet for unmet in self._loop.plan.unmet}
-            if before is None:
-                message: RoutesDelta | None = publish.routes_full(after, gateway, now_s, told, boot=boot)
-            else:
-                message = publish.routes_delta(before, after, gateway, now_s, told, unmet_before=was, boot=boot)
+            full = partial(publish.routes_full, gateway=gateway, now_s=now_s, unmet=told, boot=boot)
+            change = partial(
+                publish.routes_delta, gateway=gateway, now_s=now_s, unmet=told, unmet_before=was, boot=boot
+            )
+            message = self._changed_since(before, change, full)
             if message is None and now_s - said_s >= HEARTBEAT_S:  # also while the World changes all the time
-                message = publish.heartbeat(after)
+                message = publish.heartbeat(self._loop.world)
             said_s = said_s if message is None else now_s
             return None if message is None else _encode(message)
 
@@ -88,27 +92,37 @@ class Feed:
     def catalogue(self) -> AsyncGenerator[bytes]:
         """Models and Tenants, with the same heartbeat; none are told before the documents are known."""
 
-        def delta(before: World | None, after: World) -> bytes | None:
+        def delta(before: World | None) -> bytes | None:
+            after = self._loop.world
             if not after.documented:
                 return BLANK if before is None or before is after else None
-            if before is None or not before.documented:
-                return _encode(publish.catalogue_full(after))
-            known: Delta | None = publish.catalogue_delta(before, after)
-            if known is None and before is after:
-                known = CatalogueDelta(epoch=after.epoch, version=after.version)
-            return None if known is None else _encode(known)
+            known = before if before is not None and before.documented else None
+            message = self._changed_since(known, publish.catalogue_delta, publish.catalogue_full)
+            if message is None and before is after:
+                message = CatalogueDelta(epoch=after.epoch, version=after.version)
+            return None if message is None else _encode(message)
 
         return self._messages(delta)
 
-    async def _messages(self, delta: Callable[[World | None, World], bytes | None]) -> AsyncGenerator[bytes]:
+    def _changed_since(
+        self, before: World | None, change: Callable[[World, World], D | None], full: Callable[[World], D]
+    ) -> D | None:
+        """The change from `before` (None: nothing was sent) to now, or all if a Model makes the change raise."""
+
+        def compute(world: World) -> D | None:
+            done = full(world) if before is None else attempt(lambda: change(before, world))
+            return full(world) if isinstance(done, Failure) else done
+
+        return self._loop.contained("publish", compute)
+
+    async def _messages(self, delta: Callable[[World | None], bytes | None]) -> AsyncGenerator[bytes]:
         changed = asyncio.Event()
         self._changed[changed] = None
         sent: World | None = None
         try:
             while True:
                 changed.clear()
-                world = self._loop.world
-                message, sent = delta(sent, world), world
+                message, sent = delta(sent), self._loop.world
                 if message is not None:
                     yield message
                 try:

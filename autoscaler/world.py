@@ -293,6 +293,18 @@ class History(Fact, frozen=True):
     """(bucket, most Calls at once in it) over the idle window: fewer Replicas only when the peak fits them."""
 
 
+class Fault(Fact, frozen=True):
+    """Exceptions that a Model caused (`autoscaler.containment`)."""
+
+    reason: str
+    """The last one: its type, where it was raised, and its message."""
+    seen_s: float
+    until_s: float
+    """Quarantined until then; 0: the quarantine is over, and the Model is on trial."""
+    times: int = 1
+    """Quarantines in a row: they last 1, 2, 4 ... 30 minutes."""
+
+
 class Fall(Fact, frozen=True):
     """Replicas of one MPS server that ended together, as it seems (`autoscaler.fallen`)."""
 
@@ -364,6 +376,10 @@ class World(Fact, frozen=True):
     """Service that each Tenant got from a Model, in slot-seconds per weight: the virtual time of fair queueing."""
     obstacles: dict[ModelName, str] = {}
     """Models whose start would surely fail, and why: nothing is displaced for them."""
+    faults: dict[ModelName, Fault] = {}
+    """Models that caused an exception lately."""
+    degraded: str = ""
+    """Exceptions that no Model explains, and where they were raised; empty: there are none."""
     mounting: ClusterFacts | None = None
     """By what it is chosen how pods see weights; None: there are no pods, or nobody knows yet."""
     cordons: dict[Place, Cordon] = {}

@@ -176,8 +176,9 @@ def deadline_reached(retry_after_s: float) -> CallError:
 
 
 def refused(code: str, message: str, retry_after_s: float) -> CallError:
-    """503 with a code that the autoscaler gave: model_start_failed, no_capacity, overloaded."""
-    return CallError(503, code, message, retry_after_s=retry_after_s)
+    """503 with a code that the autoscaler gave: model_start_failed, model_faulty, no_capacity, overloaded."""
+    faulty = code == "model_faulty"  # the same request may be what the fault depends on
+    return CallError(503, code, message, retry_after_s=retry_after_s, should_retry=False if faulty else None)
 
 
 def capacity_comes(wait_s: float, retry_after_s: float) -> CallError:

@@ -22,6 +22,7 @@ from autoscaler.contract import GatewayId, ModelName
 from autoscaler.documents import Documents
 from autoscaler.door import Admits
 from autoscaler.drivers.base import Driver
+from autoscaler.drivers.contained import persist
 from autoscaler.drivers.cordons import CordonFile
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.histories import HistoryFile
@@ -150,9 +151,17 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     runners = await ports(options, ContractServer(loop), operations, files, None if house is None else house.admits)
     process.settle()
     async with asyncio.TaskGroup() as tasks:
-        all_along = (loop.run(), files.follow(), preflight.run(), cpu_bound.run(), tutor.run())
-        now_and_then = (save_often(histories, loop), reload(again, anew), tell_time(loop, clock, time.time))
-        running = [tasks.create_task(one) for one in (*all_along, *now_and_then)]
+        kept: dict[str, Callable[[], Awaitable[None]]] = {
+            "certificates": files.follow,
+            "preflight": preflight.run,
+            "cpu": cpu_bound.run,
+            "lessons": tutor.run,
+            "histories": functools.partial(save_often, histories, loop),
+            "documents": functools.partial(reload, again, anew),
+            "time": functools.partial(tell_time, loop, clock, time.time),
+        }
+        works = [loop.run(), *(persist(work, functools.partial(loop.trouble, what)) for what, work in kept.items())]
+        running = [tasks.create_task(work) for work in works]
         if house is not None:
             running.append(tasks.create_task(house.run()))
         if supply is not None:

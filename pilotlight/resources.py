@@ -93,7 +93,7 @@ class Resources:
             lambda models: self._installation.put(ADOPTED, models),
             hold_s=lambda: self._loop.world.settings.adoption.hold_seconds, note=self._note, clock=clock, pace=pace,
         )  # fmt: skip
-        self._statuses = Statuses(acting, namespaces=namespaces)
+        self._statuses = Statuses(acting, namespaces=namespaces, fault=self._fault)
         self._events = Events(acting, reporter)
         self._taken: Mapping[str, str] = {}
         """What was said of Tenants."""
@@ -130,6 +130,9 @@ class Resources:
             self._statuses.hear(said)
         elif name is not None:
             self._loop.observe(status.remembered({name: said.status}, self._clock(), self._unix_s())[0])
+
+    def _fault(self, model: ModelName, what: str, error: Exception) -> None:
+        self._loop.fault(model, what, error)
 
     def _note(self, note: Note) -> None:
         """What a workload's owner is to know."""

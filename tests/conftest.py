@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from autoscaler import loop
+from tests.kit.faults import raised
+
 # No deadline and no check for slow generation: a machine may pause for a second.
 for profile, examples in (("ci", 25), ("deep", 100)):
     too_slow = [HealthCheck.too_slow]
@@ -24,3 +27,9 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture(autouse=True)
+def no_contained_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault that the loop contains fails the test, unless the test replaces `report_fault` itself."""
+    monkeypatch.setattr(loop, "report_fault", raised)

@@ -89,11 +89,22 @@ def test_each_situation_has_its_reason(reason: str) -> None:
     assert ready.message
 
 
-def test_all_six_conditions_are_told_with_words_that_kubernetes_takes() -> None:
-    for of, _ in SITUATIONS.values():
+def test_conditions_have_words_that_kubernetes_takes() -> None:
+    quarantined = [case(fault="KeyError: 7"), case(fault="KeyError: 7", replicas=(replica(ADA, "r"),))]
+    for of in (*(of for of, _ in SITUATIONS.values()), *quarantined):
         told = conditions(of)
-        assert [one.type for one in told] == ["Ready", "Placed", "WeightsReady", "Starting", "Degraded", "Adopted"]
+        types = ["Ready", "Placed", "WeightsReady", "Starting", "Degraded", "Adopted", "Faulty"]
+        assert [one.type for one in told] == types
         assert all(one.reason.isalpha() and one.status in ("True", "False", "Unknown") for one in told)
+
+
+def test_a_quarantined_model_is_faulty_and_stays_ready_while_it_serves() -> None:
+    cold, warm = case(fault="KeyError: 7"), case(fault="KeyError: 7", replicas=(replica(ADA, "r"),))
+    assert said(cold, "Ready")[1:3] == ("False", "Faulty")
+    assert said(warm, "Ready")[1:3] == ("True", "Serving")
+    assert [said(of, "Faulty")[1:3] for of in (cold, warm)] == [("True", "InternalError")] * 2
+    assert "KeyError: 7" in said(warm, "Faulty").message
+    assert said(case(), "Faulty")[1:3] == ("False", "NoFault")
 
 
 def test_to_wait_for_capacity_is_no_failure() -> None:

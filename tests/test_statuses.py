@@ -21,6 +21,7 @@ from autoscaler.drivers.kubernetes.subjects import Subject
 from autoscaler.loop import Step
 from autoscaler.model import Model
 from autoscaler.world import Load, World
+from tests.kit.faults import raised
 from tests.kit.recut import town
 from tests.kit.worlds import T0, device, model, replica, world
 
@@ -73,7 +74,7 @@ class House:
         self.now_s = T0
         self.paper = Paper()
         self.at = world(MODELS)
-        self.statuses = Statuses(self.paper, clock=lambda: self.now_s, wall=lambda: self.now_s)
+        self.statuses = Statuses(self.paper, clock=lambda: self.now_s, wall=lambda: self.now_s, fault=raised)
         self.statuses.put(SUBJECTS)
         self.show(self.at)
 

@@ -15,12 +15,12 @@ from autoscaler.cuttable import CutOrder
 from autoscaler.model import Model
 from autoscaler.mounts import ClusterFacts
 from autoscaler.nodewants import Laid
-from autoscaler.observations import HostsSeen, ImagesSeen, ReplicaSeen, SlicesSeen, Synced
+from autoscaler.observations import FaultSeen, HostsSeen, ImagesSeen, ReplicaSeen, SlicesSeen, Synced
 from autoscaler.ordered import Cordon, Place
 from autoscaler.sizing import AS_ASKED, Given
 from autoscaler.world import Replica
 
-Observation = ReplicaSeen | HostsSeen | ImagesSeen | SlicesSeen | AwaitedSeen | Synced
+Observation = ReplicaSeen | FaultSeen | HostsSeen | ImagesSeen | SlicesSeen | AwaitedSeen | Synced
 Observe = Callable[[tuple[Observation, ...]], None]
 """Where a driver puts what it sees. Never blocks."""
 

@@ -26,6 +26,7 @@ from autoscaler.drivers import logs, processes
 from autoscaler.drivers.base import Launch, Launcher, Observe, Supply, Weights
 from autoscaler.drivers.bringing import bring, nothing_to_bring
 from autoscaler.drivers.clearing import EXITED, kill_all, prove
+from autoscaler.drivers.contained import NOBODY, faults_of, once, persist
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.engine import Engine, record_of, unknown
 from autoscaler.drivers.ports import HOST, Ports
@@ -80,9 +81,10 @@ class LocalDriver:
                 observe((SlicesSeen(slices=await self._devices.open()),))
                 await self._adopt()
                 observe((Synced(),))
-                tasks.create_task(self._keep_house())
+                report = faults_of(NOBODY, observe)
+                tasks.create_task(persist(self._keep_house, report))
                 if self._devices.measured:
-                    tasks.create_task(self._watch_devices())
+                    tasks.create_task(persist(self._watch_devices, report))
         finally:
             self._observe = _not_running
             for engine in self._engines.values():
@@ -117,7 +119,8 @@ class LocalDriver:
             self._begin(replica, model)
             return
         self._engines[replica.id] = waiting
-        self._tasks.create_task(self._bring(waiting, coming, replica))
+        report = faults_of(replica.model, self._observe)
+        self._tasks.create_task(once(self._bring(waiting, coming, replica), report))
         self._see(waiting, Seen.STARTING)
 
     async def _bring(self, waiting: Engine, coming: Awaitable[Weights], replica: Replica) -> None:
@@ -157,7 +160,7 @@ class LocalDriver:
             self._failed(replica, _said(error))
             return
         self._take(engine)
-        self._tasks.create_task(self._live(engine))
+        self._care_for(engine, self._live)
         self._see(engine, Seen.STARTING)
 
     def _failed(self, replica: Replica, reason: str) -> None:
@@ -203,9 +206,14 @@ class LocalDriver:
 
     # --- one Replica --------------------------------------------------------------------------------------------------
 
+    def _care_for(self, engine: Engine, work: Callable[[Engine], Awaitable[None]]) -> asyncio.Task[None]:
+        """A fault in it is one of the engine's Model; it is tried again, so that the engine's end is noticed."""
+        report = faults_of(engine.record.model, self._observe)
+        return self._tasks.create_task(persist(partial(work, engine), report))
+
     async def _live(self, engine: Engine) -> None:
         """From its start to its proof of clean."""
-        asking = self._tasks.create_task(self._readiness.ask(engine))
+        asking = self._care_for(engine, self._readiness.ask)
         try:
             if engine.child is not None:
                 await self._identify(engine)
@@ -279,13 +287,13 @@ class LocalDriver:
         for record in records:
             engine = self._recall(record, found.pop(record.id, []))
             if engine.ended.is_set():
-                clearing[self._tasks.create_task(self._clear(engine))] = engine
+                clearing[self._care_for(engine, self._clear)] = engine
             else:
                 living.append(engine)
         for name in found:
             _log.warning("processes of a replica that no record tells of are killed replica=%s", name)
             engine = self._recall(unknown(ReplicaId(name)), [])
-            clearing[self._tasks.create_task(self._clear(engine))] = engine
+            clearing[self._care_for(engine, self._clear)] = engine
         await self._adopt_living(living)
         if clearing:
             _, unfinished = await asyncio.wait(clearing, timeout=ADOPT_SECONDS_MAX)
@@ -300,7 +308,7 @@ class LocalDriver:
             unready = Seen.UNREADY if engine.record.was_ready else Seen.STARTING
             self._see(engine, Seen.READY if ready else unready)
             self._remember(engine.record)
-            self._tasks.create_task(self._live(engine))
+            self._care_for(engine, self._live)
 
     def _recall(self, record: Record, found: Sequence[processes.Facts]) -> Engine:
         """An Engine out of a record; ended, where its main process does not run any more."""

@@ -18,6 +18,7 @@ from autoscaler.installation import CUSTOMS, FILES, Installation
 from autoscaler.names import Origin
 from autoscaler.observations import DocumentsSeen, Seen
 from autoscaler.world import World
+from tests.kit.faults import raised
 from tests.kit.folding import reported
 from tests.kit.observed import seen_of
 from tests.kit.steps import SteppedLoop
@@ -38,7 +39,7 @@ class House:
         self.installation = Installation(self._tell, (FILES, CUSTOMS))
         self.installation.put_files(DocumentsSeen())
         self.customs = Customs(api, parse, self.installation, [namespace], tenants=False, heard=self._hear)
-        self.statuses = Statuses(api, namespaces=[namespace], clock=self._now_s, wall=self._unix_s)
+        self.statuses = Statuses(api, namespaces=[namespace], clock=self._now_s, wall=self._unix_s, fault=raised)
         self.events = Events(api, "pod-0", clock=self._now_s, wall=self._unix_s)
         self.stepped.loop.listeners += [self.statuses.on_step, self.events.on_step]
 

@@ -12,12 +12,14 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
+import pytest
+
 from autoscaler.contract import ModelName, TenantName
 from autoscaler.model import Gpu, Model, ModelSpec, Queue, ReplicaRange, Start
 from autoscaler.quantity import Bytes
 from autoscaler.tenant import Tenant, TenantSpec
 from gateway.call import Outcome
-from tests.sim import checks, ends, liveness
+from tests.sim import checks, containment, ends, liveness
 from tests.sim.gateway import SimGateway
 from tests.sim.machine import Manners, one_device
 from tests.sim.network import CALM, Rates
@@ -50,7 +52,8 @@ class Result(NamedTuple):
 
 def play(seed: int, on_note: Callable[[str], None] = lambda _line: None) -> Result:
     """The whole run of a seed. `on_note` gets every note: the virtual second, and what happened."""
-    return run_virtual(_play(seed, on_note))
+    with pytest.MonkeyPatch.context() as patch:
+        return run_virtual(_play(seed, on_note, patch))
 
 
 def draw(seed: int, rng: random.Random) -> tuple[Town, bool]:
@@ -91,19 +94,21 @@ def draw(seed: int, rng: random.Random) -> tuple[Town, bool]:
     return town, calm
 
 
-async def _play(seed: int, on_note: Callable[[str], None]) -> Result:
+async def _play(seed: int, on_note: Callable[[str], None], patch: pytest.MonkeyPatch) -> Result:
     rng = random.Random(seed)
     town, calm = draw(seed, rng)
     town.on_note = on_note
+    contained = containment.Contained(town, patch, None if calm else seed)
     await asyncio.sleep(0.5)
     watcher = checks.Watcher(town, strict=calm)
     jobs = [town.task(clients(town, rng))]
     if not calm:
-        jobs.append(town.task(faults(town, rng)))
+        jobs += [town.task(faults(town, rng)), town.task(contained.inject())]
     await asyncio.sleep(STORM_S)
     for job in jobs:
         job.cancel()
     heal(town)
+    contained.stop()
     healed_s = town.now()
     broken = await liveness.after_storm(town, watcher)
     storm = list(town.journeys.values())
@@ -113,6 +118,7 @@ async def _play(seed: int, on_note: Callable[[str], None]) -> Result:
     broken += await silence(town)
     watcher.stop()
     broken += watcher.broken + watcher.churned()
+    broken = [*contained.of_others(broken), *contained.broken]
     broken += ends.everybody_was_answered(town) + ends.only_such_errors(town, calm=calm)
     broken += [f"a task ended: {error!r}" for error in town.crashes]
     await town.close()

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
-from autoscaler.contract import ReplicaId
+from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
+from autoscaler.drivers.contained import persist
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.watching import Key, Watched
 from autoscaler.observations import Seen
@@ -25,7 +27,9 @@ class See(Protocol):
 
 
 class Asking:
-    """Of one driver's pods. `last_seen` gives what was last told of a Replica."""
+    """Of one driver's pods. `last_seen` gives what was last told of a Replica; `faults` makes what reports exceptions
+    of a Model.
+    """
 
     def __init__(  # noqa: PLR0917  whose, where, then whom to ask and to tell, and how often
         self,
@@ -35,6 +39,7 @@ class Asking:
         see: See,
         pace: probes.Pace,
         clock: Callable[[], float],
+        faults: Callable[[ModelName], Callable[[str], None]],
     ) -> None:
         self._pods = pods
         self._tasks = tasks
@@ -42,12 +47,14 @@ class Asking:
         self._see = see
         self._pace = pace
         self._clock = clock
+        self._faults = faults
         self._asked: dict[ReplicaId, asyncio.Task[None]] = {}
 
     def begin(self, pod: PodSeen) -> None:
         """It runs; nothing, if it is asked already."""
         if pod.replica not in self._asked:
-            self._asked[pod.replica] = self._tasks.create_task(self._ask(pod))
+            asking = persist(partial(self._ask, pod), self._faults(pod.model))
+            self._asked[pod.replica] = self._tasks.create_task(asking)
 
     async def _ask(self, pod: PodSeen) -> None:
         """Probes an engine for as long as its pod runs."""

@@ -1,6 +1,6 @@
 """What a person reads first of a Model: its conditions, each with a reason in one word and a message. Pure.
 
-Owns the six conditions of interfaces section 2, the words of their reasons, and which of several reasons is told: the
+Owns the seven conditions of interfaces section 2, the words of their reasons, and which of several reasons is told: the
 first of RULES that holds. Looks only at what the World and the last Plan say, and at no clock: while nothing changes
 the answer stays the same, so that a Model at rest is never written. Messages end at MESSAGE_MAX characters.
 """
@@ -30,6 +30,7 @@ WORDS = {
 UNSCHEDULABLE = "Unschedulable"
 NO_TROUBLE = frozenset({UNSCHEDULABLE, "Starting"})
 """Of a start that waits."""
+ERROR = "InternalError"
 INVALID, NAME_TAKEN = "Invalid", "NameTaken"
 CRASHES = ("ended with status", "was killed by")
 """How the failure of an engine that ended by itself is told."""
@@ -54,6 +55,8 @@ class Case(NamedTuple):
     unmet: Unmet | None = None
     obstacle: str = ""
     problem: Problem | None = None
+    fault: str = ""
+    """The exception that quarantined it; empty: it is not quarantined."""
 
 
 class Said(NamedTuple):
@@ -69,9 +72,21 @@ ADOPTED = Said("Adopted", "False", "Managed", "its pods are Pilotlight's own")
 """Of every Model object: what is adopted has none, and who else scales it is told by `explain` and an Event."""
 
 
+SOUND = Said("Faulty", "False", "NoFault", "it caused no internal error")
+
+
 def conditions(case: Case) -> tuple[Said, ...]:
-    """All six, in the order of interfaces section 2."""
-    return ready(case), _placed(case), _weights(case), _starting(case), _degraded(case), ADOPTED
+    """All seven, in the order of interfaces section 2. Of a quarantined Model nothing else is worked out."""
+    if case.fault:
+        types, told = ("Placed", "WeightsReady", "Starting", "Degraded"), _told(case)
+        unknown = (Said(type, "Unknown", "Quarantined", "") for type in types)
+        return _serves(case) or _no("Faulty", told), *unknown, ADOPTED, Said("Faulty", "True", ERROR, told)
+    return ready(case), _placed(case), _weights(case), _starting(case), _degraded(case), ADOPTED, SOUND
+
+
+def _told(case: Case) -> str:
+    said = f"an internal error quarantined it: {case.fault}; it is tried again later and when its spec changes"
+    return said[:MESSAGE_MAX]
 
 
 def ready(case: Case) -> Said:

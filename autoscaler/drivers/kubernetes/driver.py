@@ -13,13 +13,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 
 from msgspec.structs import replace
 
 from autoscaler.attached import Groups
-from autoscaler.contract import ReplicaId
+from autoscaler.containment import Failure, attempt, described
+from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import Launcher, NodeSupply, Observe
+from autoscaler.drivers.contained import NOBODY, faults_of, once, persist
 from autoscaler.drivers.kubernetes import clearing, pods
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.asking import Asking
@@ -84,7 +87,10 @@ class KubernetesDriver:
         self._tasks = asyncio.TaskGroup()
         self._ordered = set[asyncio.Task[None]]()
         """Orders under way."""
-        self._asking = Asking(self._pods, self._tasks, self._last_seen, self._see, pace or probes.Pace(clock), clock)
+        self._asking = Asking(
+            self._pods, self._tasks, self._last_seen, self._see, pace or probes.Pace(clock), clock,
+            lambda model: faults_of(model, self._observe),
+        )  # fmt: skip
         self._hoping: dict[ReplicaId, asyncio.TimerHandle] = {}
         """Of those that cannot start as things are: when that has lasted too long."""
         self._begun: dict[ReplicaId, Beginning] = {}
@@ -110,14 +116,14 @@ class KubernetesDriver:
             await self._pods.synced.wait()
             await self._adopt()
             observe((Synced(),))
-            tasks.create_task(self._doubt())
+            tasks.create_task(persist(self._doubt, faults_of(NOBODY, observe)))
 
     def lead(self) -> None:
         """We lead from now on: tells all there is again, to its end (Synced), and takes over what leaders
         before have left half done. A driver that has not adopted yet does so at the end of that.
         """
         if self._listens:
-            self._order(self._lead())
+            self._order(NOBODY, self._lead())
 
     async def _lead(self) -> None:
         """What the leader before did last may not have been heard of: it would be done a second time."""
@@ -135,7 +141,7 @@ class KubernetesDriver:
             self._judge(None, pod)  # what we were about to delete is not ready any more
         for told in list(self._told.values()):
             self._observe((told,))
-        self._order(*self._orders.take_over(self._stopping))
+        self._order(NOBODY, *self._orders.take_over(self._stopping))
         self._observe((Synced(),))
 
     async def follow(self) -> None:
@@ -159,7 +165,7 @@ class KubernetesDriver:
         if found is not None and pods.same(found, replica):
             self._see(found, Seen.STARTING, again=True)
             return
-        self._order(*self._bringing.begin(replica, model))
+        self._order(replica.model, *self._bringing.begin(replica, model))
 
     def weights_came(self, replica: Replica, model: Model, laid: Laid | None) -> None:
         """On its node, or in a volume (None): its pod is created."""
@@ -170,7 +176,7 @@ class KubernetesDriver:
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
             self.weights_failed(replica, str(error))
             return
-        self._order(self._orders.create(replica, *made))
+        self._order(replica.model, self._orders.create(replica, *made))
 
     def weights_failed(self, replica: Replica, reason: str) -> None:
         """It has no pod, and will have none."""
@@ -182,7 +188,7 @@ class KubernetesDriver:
         """Deletes its pod, with so much time. A later order can only shorten that. What is not known is clean."""
         self._stopping.add(replica.id)
         self._bringing.stop(replica.id)
-        self._order(self._orders.delete(replica, grace_s))
+        self._order(replica.model, self._orders.delete(replica, grace_s))
 
     def start_made(self, replica: Replica) -> None:
         """The API server has its pod."""
@@ -205,8 +211,10 @@ class KubernetesDriver:
         self._begun.pop(replica.id, None)
         self._observe((unbound(replica, Seen.CLEAN, proof=clearing.ASSUMED),))
 
-    def _order(self, *orders: Coroutine[object, object, None]) -> None:
-        for task in map(self._tasks.create_task, orders):
+    def _order(self, model: ModelName, *orders: Coroutine[object, object, None]) -> None:
+        """`model` is the one that they are for."""
+        for order in orders:
+            task = self._tasks.create_task(once(order, faults_of(model, self._observe)))
             self._ordered.add(task)
             task.add_done_callback(self._ordered.discard)
 
@@ -238,11 +246,17 @@ class KubernetesDriver:
 
     def _pods_changed(self, changes: list[Change[PodSeen]]) -> None:
         for _, old, new in changes:
-            if new is not None:
-                self._begins(old, new)
-            if self._listens:
-                self._judge(old, new)
-                self._locate(new)
+            done = attempt(partial(self._pod_changed, old, new))
+            pod = new or old
+            if isinstance(done, Failure) and pod is not None:
+                faults_of(pod.model, self._observe)(described(done.error))
+
+    def _pod_changed(self, old: PodSeen | None, new: PodSeen | None) -> None:
+        if new is not None:
+            self._begins(old, new)
+        if self._listens:
+            self._judge(old, new)
+            self._locate(new)
 
     def _begins(self, old: PodSeen | None, new: PodSeen) -> None:
         if old is not None and old.uid != new.uid:
@@ -262,7 +276,7 @@ class KubernetesDriver:
             if is_ready and not pod.leaving:
                 self._see(pod, Seen.READY)  # at once: how long it has run is not how long it took to start
             self._judge(None, self._pods.items.get(_key(pod)))
-        self._order(*self._orders.take_over(self._stopping))
+        self._order(NOBODY, *self._orders.take_over(self._stopping))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ADOPT_SECONDS_MAX):
                 for clean in half_gone.values():
@@ -294,7 +308,7 @@ class KubernetesDriver:
         self._see(pod, Seen.EXITED, reason=reason)
         self._asking.stop(pod.replica)
         if pod.ended and not pod.leaving:
-            self._order(self._orders.remove(pod))
+            self._order(pod.model, self._orders.remove(pod))
 
     def _leaves(self, pod: PodSeen) -> None:
         """It is being deleted, and its end will be seen. If that was not ordered by us, it gets no more Calls."""
@@ -318,7 +332,7 @@ class KubernetesDriver:
             return
         self._refused.note(pod.model, pod.spec_hash, pod.waits, self._clock())
         self._see(pod, Seen.EXITED, reason=pod.waits)
-        self._order(self._orders.remove(pod))
+        self._order(pod.model, self._orders.remove(pod))
 
     def _give_hope(self, replica: ReplicaId) -> None:
         hoping = self._hoping.pop(replica, None)
@@ -333,7 +347,8 @@ class KubernetesDriver:
         by_force = clearing.forced(pod) and not ours
         self._see(pod, Seen.EXITED, reason=pod.ended or (clearing.FORCED if by_force else "stopped"))
         self._cleared.add(pod.replica)
-        self._tasks.create_task(self._clear(pod, by_force=by_force))
+        report = faults_of(pod.model, self._observe)
+        self._tasks.create_task(persist(partial(self._clear, pod, by_force=by_force), report))
 
     def _reserved(self, pod: PodSeen) -> bool:
         return self._inventory is not None and self._inventory.reserved(pod)

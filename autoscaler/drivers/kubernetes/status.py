@@ -20,6 +20,7 @@ from autoscaler.contract import ModelName
 from autoscaler.demand import NO_HISTORY, NO_LOAD
 from autoscaler.drivers.kubernetes.conditions import Case, conditions
 from autoscaler.drivers.kubernetes.subjects import Subject
+from autoscaler.fold_faults import quarantined
 from autoscaler.histories import STARTS_MAX
 from autoscaler.observations import HistorySeen
 from autoscaler.part import Part
@@ -62,7 +63,7 @@ class DemandShown(Shown, frozen=True):
 
 
 class Condition(Shown, frozen=True):
-    """One of Ready, Placed, WeightsReady, Starting, Degraded, Adopted."""
+    """One of Ready, Placed, WeightsReady, Starting, Degraded, Adopted, Faulty."""
 
     type: str
     status: str
@@ -134,6 +135,7 @@ def case_of(world: World, unmet: Mapping[ModelName, Unmet], one: Subject) -> Cas
     return Case(
         one.generation, world.models.get(name), replicas, world.loads.get(name, NO_LOAD),
         world.histories.get(name, NO_HISTORY), unmet.get(name), world.obstacles.get(name, ""), one.problem,
+        world.faults[name].reason if name in quarantined(world) else "",
     )  # fmt: skip
 
 
@@ -170,8 +172,8 @@ def render(case: Case, before: Status, clocks: Clocks) -> Status:
         replicas=_counts(case),
         demand=DemandShown(waiting=case.load.waiting, running=case.load.running),
         conditions=tuple(shown),
-        last_start=_last_start(case.replicas, before.last_start),
-        learned=learned_of(case.history, clocks),
+        last_start=before.last_start if case.fault else _last_start(case.replicas, before.last_start),
+        learned=before.learned if case.fault else learned_of(case.history, clocks),
     )
 
 
@@ -259,6 +261,7 @@ def changed(before: World, after: World) -> set[ModelName]:
     """Models of which the status may differ."""
     models = changed_keys(before.models, after.models) | changed_keys(before.loads, after.loads)
     models |= changed_keys(before.histories, after.histories) | changed_keys(before.obstacles, after.obstacles)
+    models |= changed_keys(before.faults, after.faults)
     if before.replicas is not after.replicas:
         for id in changed_keys(before.replicas, after.replicas):
             models |= {world.replicas[id].model for world in (before, after) if id in world.replicas}

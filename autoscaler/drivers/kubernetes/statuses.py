@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from autoscaler.actions import Unmet
+from autoscaler.containment import Failure, attempt, described, masked
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes import status
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
@@ -69,8 +70,10 @@ class Statuses:
         namespaces: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] | None = None,
+        fault: Callable[[ModelName, str, Exception], None],
     ) -> None:
-        """`namespaces`: those that may be read; None: all."""
+        """`namespaces`: those that may be read; None: all. `fault` gets the Model whose status raised an exception."""
+        self._fault = fault
         self._api = api
         self._collections = collections(API_VERSION, "models", namespaces)
         self._clock = clock
@@ -122,6 +125,11 @@ class Statuses:
                 await asyncio.sleep(LOOK_S_MAX)  # another leads now; the World will say so
             except (ApiError, UnreachableError) as error:
                 self._troubled(f"statuses of Models are not kept up: {error}")
+                await asyncio.sleep(RETRY_S)
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a fault here must not end the process
+                self._troubled(f"event=degraded in=status error={described(error)}")
                 await asyncio.sleep(RETRY_S)
             await self._news.wait()  # there is a step every second
 
@@ -202,13 +210,16 @@ class Statuses:
         now = self._world
         if not as_before(self._fitted, now):
             self._fitted = now
-            self._misfits = {name: Unmet(model=name, reason=why, never=True) for name, why in misfits(now).items()}
+            found = misfits(masked(now)).items()
+            self._misfits = {name: Unmet(model=name, reason=why, never=True) for name, why in found}
         never = {name: unmet for name, unmet in self._misfits.items() if name not in now.by_model}
         return {one.model: one for one in self._unmet} | never
 
     def _note(self, kept: _Kept, unmet: Mapping[ModelName, Unmet], now_s: float) -> None:
-        case = status.case_of(self._world, unmet, kept.subject)
-        if status.weigh(case) != kept.weight:
+        weight = attempt(lambda: status.weigh(status.case_of(self._world, unmet, kept.subject)))
+        if isinstance(weight, Failure):
+            self._failed(kept, weight.error, now_s)
+        elif weight != kept.weight:
             kept.due_s = min(kept.due_s, max(now_s, kept.wrote_s + NEWS_S))
         else:
             kept.due_s = min(kept.due_s, max(now_s, kept.wrote_s + CHANGE_S))
@@ -223,8 +234,11 @@ class Statuses:
         """Whether a request was made. Raises FencedError, UnreachableError."""
         now_s = self._clock()
         unmet = self._lacking()
-        case = status.case_of(self._world, unmet, kept.subject)
-        made = status.render(case, kept.status, self._clocks())
+        clocks = self._clocks()
+        made = attempt(lambda: status.render(status.case_of(self._world, unmet, kept.subject), kept.status, clocks))
+        if isinstance(made, Failure):
+            self._failed(kept, made.error, now_s)
+            return False
         kept.due_s = math.inf
         if made == kept.status:
             return False
@@ -245,6 +259,14 @@ class Statuses:
         self.trouble = ""
         kept.see(made, int(done["metadata"]["resourceVersion"]))
         return True
+
+    def _failed(self, kept: _Kept, error: Exception, now_s: float) -> None:
+        """The status of one Model cannot be made: it is quarantined, which its status then says."""
+        kept.due_s = now_s + RETRY_S
+        if kept.subject.model is None:
+            self._troubled(f"status of Model {kept.subject.namespace}/{kept.subject.name}: {described(error)}")
+        else:
+            self._fault(kept.subject.model, "status", error)
 
     def _clocks(self) -> Clocks:
         return Clocks(self._clock(), self._wall())

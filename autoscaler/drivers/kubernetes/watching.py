@@ -17,6 +17,7 @@ import random
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
+from autoscaler.containment import described
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.decoding import Unreadable
 from autoscaler.drivers.kubernetes.hearing import Hearing
@@ -129,6 +130,11 @@ class Watched(Generic[T]):
                     self._version = None
                 else:
                     self.hearing.broke(error)
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001  a fault of what is told must not end the process
+                _log.error("event=degraded in=%r error=%s", f"watch {self._path}", described(error))
+                self.trouble, self._version = described(error), None
             if self._heard or loop.time() - began_s >= LASTED_S:
                 wait_s = RETRY_S
                 if not self.trouble:

@@ -1,0 +1,63 @@
+"""Tasks of drivers that an exception does not end: it is reported, and the work is tried again. I/O.
+
+An exception of a task that is about one Replica quarantines its Model (`autoscaler.containment`). Tasks that are about
+none report what failed. MemoryError and cancellation pass through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from autoscaler.containment import described
+from autoscaler.contract import ModelName
+from autoscaler.drivers.base import Observe
+from autoscaler.observations import FaultSeen
+
+NOBODY = ModelName("")
+PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
+"""Before the work is tried again: the first pause, doubled each time up to the second."""
+
+
+async def persist(work: Callable[[], Awaitable[None]], report: Callable[[str], None]) -> None:
+    """Runs `work` until it ends without an exception. `report` gets each exception in one line, and "" when a run has
+    lasted for PAUSE_S_MAX.
+    """
+    pause_s, loop = PAUSE_S, asyncio.get_running_loop()
+    while True:
+        began_s = loop.time()
+        works = loop.call_later(PAUSE_S_MAX, report, "")
+        try:
+            await work()
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+            report(described(error))
+        else:
+            report("")
+            return
+        finally:
+            works.cancel()
+        pause_s = PAUSE_S if loop.time() - began_s >= PAUSE_S_MAX else pause_s
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+
+def faults_of(model: ModelName, observe: Observe) -> Callable[[str], None]:
+    """A `report` for `persist`: what fails is a fault of the Model, or (NOBODY) of none."""
+
+    def report(reason: str) -> None:
+        if reason or model == NOBODY:
+            observe((FaultSeen(model=model, reason=reason),))
+
+    return report
+
+
+async def once(work: Awaitable[object], report: Callable[[str], None]) -> None:
+    """Runs what cannot be tried again by itself."""
+    try:
+        await work
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+        report(described(error))

@@ -1,0 +1,92 @@
+"""Faults that tests inject into the product, and what makes every other contained fault a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import pytest
+
+from autoscaler import loop
+from autoscaler.contract import ModelName
+from autoscaler.model import Model
+
+
+class ContainedFaultError(BaseException):
+    """An exception was contained that no test injected. Not an Exception, so that nothing contains it again."""
+
+
+class InjectedError(Exception):
+    """What `inject` raises."""
+
+
+def raised(model: ModelName | None, what: str, error: Exception | str) -> None:
+    """Stands for `report_fault` where no fault is expected."""
+    reason = f"{what}: {error} (model {model})"
+    raise ContainedFaultError(reason) from (error if isinstance(error, Exception) else None)
+
+
+class Faults(NamedTuple):
+    """What was injected, and what was contained."""
+
+    reported: list[tuple[ModelName | None, str]]
+    """(Model, what failed)."""
+    stop: Callable[[], None]
+    """From then on nothing is raised."""
+
+
+POINTS = (
+    "autoscaler.demand:wanted",
+    "autoscaler.plan:compare",
+    "autoscaler.compare:want_of",
+    "autoscaler.plan:slots",
+    "autoscaler.plan:limit_s",
+    "autoscaler.shelves:evictable_s",
+    "autoscaler.shares:_divide_model",
+    "autoscaler.fold_replicas:seen",
+    "autoscaler.histories:peaked",
+    "autoscaler.publish:model_entry",
+    "autoscaler.publish:_state",
+    "tests.kit.fakedriver:FakeDriver.start",
+    "tests.kit.fakedriver:FakeDriver.stop",
+    "tests.kit.fakedriver:FakeDriver.obstacle",
+)
+"""Functions of the planner, the fold, the driver and what gateways get, each of which gets one Model in some form."""
+
+
+def concerns(name: str) -> Callable[..., bool]:
+    """Whether an argument is a Model of that name, its name, a Replica of it, or a list of these."""
+
+    def names(one: object) -> object:
+        if isinstance(one, list | tuple) and type(one) in (list, tuple):
+            return names(one[0]) if one else None
+        if isinstance(one, Model):
+            return one.name
+        model = getattr(one, "model", one)
+        return model.name if isinstance(model, Model) else model
+
+    return lambda *args, **kwargs: any(names(one) == name for one in (*args, *kwargs.values()))
+
+
+def inject(patch: pytest.MonkeyPatch, point: str, about: Callable[..., bool], *, expected: bool = True) -> Faults:
+    """Makes the function `module:name` raise InjectedError when `about(*args, **kwargs)` is true.
+
+    The faults that the loop contains from then on are recorded instead of failing the test.
+    """
+    module, _, name = point.partition(":")
+    owner: Any = import_module(module)
+    *path, last = name.split(".")
+    for one in path:
+        owner = getattr(owner, one)
+    real, faults = getattr(owner, last), Faults([], lambda: patch.setattr(owner, last, real))
+
+    def faulty(*args: Any, **kwargs: Any) -> Any:
+        if about(*args, **kwargs):
+            raise InjectedError(f"injected into {name}")
+        return real(*args, **kwargs)
+
+    patch.setattr(owner, last, faulty)
+    if expected:
+        patch.setattr(loop, "report_fault", lambda model, what, reason: faults.reported.append((model, what)))
+    return faults

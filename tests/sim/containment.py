@@ -1,0 +1,61 @@
+"""A fault in one Model at a point that a seed draws, and the invariant that no other Model notices (I14).
+
+Every third seed with a storm injects one: from a random second of the storm until its end, a function of the planner,
+the fold, the driver or the publisher raises for one Model. Then an operator wakes that Model, and it must serve again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+
+import pytest
+
+from autoscaler import loop
+from autoscaler.contract import ModelName
+from autoscaler.ordered import ModelWoken
+from tests.kit.faults import POINTS, Faults, concerns, inject
+from tests.sim.town import Town
+
+EVERY = 3
+
+
+class Contained:
+    """Of one run. `seed` None: nothing is injected."""
+
+    def __init__(self, town: Town, patch: pytest.MonkeyPatch, seed: int | None) -> None:
+        self._town, self._patch = town, patch
+        self._rng = random.Random(f"{seed}/faults")
+        self._model: ModelName | None = None
+        if seed is not None and seed % EVERY == 0:
+            self._model = self._rng.choice(town.models).name
+        self._faults: Faults | None = None
+        self.broken: list[str] = []
+        patch.setattr(loop, "report_fault", self._report)
+
+    def _report(self, model: ModelName | None, what: str, reason: str) -> None:
+        if model is None or model != self._model or "InjectedError" not in reason:
+            self.broken.append(f"I14: {model or 'no Model'} is at fault in {what}: {reason}")
+
+    async def inject(self) -> None:
+        """At a random moment of the storm."""
+        if self._model is None:
+            return
+        await asyncio.sleep(self._rng.uniform(0.0, 15.0))
+        point = self._rng.choice(POINTS)
+        self._town.note(f"fault in {point} for {self._model}")
+        self._faults = inject(self._patch, point, concerns(self._model), expected=False)
+
+    def stop(self) -> None:
+        """The fault is gone; an operator wakes the Model."""
+        if self._faults is not None and self._model is not None:
+            self._faults.stop()
+            if self._town.autoscaler is not None:
+                self._town.autoscaler.loop.observe((ModelWoken(model=self._model),))
+
+    def of_others(self, broken: list[str]) -> list[str]:
+        """What is broken of Models at which no fault was injected."""
+        if self._faults is None:
+            return broken
+        return [line for line in broken if not re.search(rf"\b{self._model}\b", line)]

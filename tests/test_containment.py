@@ -1,0 +1,326 @@
+"""An exception that one Model causes affects only that Model, whatever raises it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler import api, explain, publish
+from autoscaler.actions import DrainReplica
+from autoscaler.containment import CULPRITS_MAX, culprits, described, masked, supposing
+from autoscaler.contract import GatewayId, ModelName, ReplicaId, Report
+from autoscaler.fold_faults import TRIAL_S
+from autoscaler.log import Log
+from autoscaler.loop import RETRY_S_MAX
+from autoscaler.model import Model
+from autoscaler.observations import DocumentsSeen, FaultSeen, GatewaySeen, ReplicaSeen, Reported, Seen, Tick
+from autoscaler.ordered import ModelStopped, ModelWoken
+from autoscaler.plan import plan
+from autoscaler.states import ReplicaState as S
+from autoscaler.world import Replica, World
+from tests.kit.faults import POINTS, InjectedError, concerns, inject
+from tests.kit.observed import seen_of
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import T0, device, gateway, level, model, replica, world
+
+A, B, C = model("a", 10), model("b", 10), model("c", 10)
+DEVICES = [device("gpu0", 24), device("gpu1", 24)]
+
+
+def called(*models: Model, now_s: float = T0) -> Reported:
+    """A report that one Call waits for each of these."""
+    levels = tuple(level(one.name, 1, wait_s=1.0) for one in models)
+    return Reported(report=Report(gateway=GatewayId("g1"), boot="b", sequence=int(now_s), epoch=1, levels=levels))
+
+
+def stepped(*replicas: Replica) -> SteppedLoop:
+    """Three Models on two devices."""
+    return SteppedLoop(world([A, B, C], DEVICES, replicas))
+
+
+def started(loop: SteppedLoop) -> list[str]:
+    return sorted({one.model for one in loop.driver.started})
+
+
+# --- who is at fault --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [{3}, {0}, {99}, {3, 4, 57}, set(range(CULPRITS_MAX))])
+def test_the_culprits_are_found_with_few_trials(bad: set[int]) -> None:
+    trials = 0
+
+    def works(out: Collection[int]) -> bool:
+        nonlocal trials
+        trials += 1
+        return bad <= set(out)
+
+    assert set(culprits(range(100), works)) == bad
+    assert trials <= 2 + 9 * len(bad)
+
+
+def test_a_defect_that_any_model_causes_is_not_a_models() -> None:
+    assert culprits(range(100), lambda out: len(out) > CULPRITS_MAX) == ()
+    assert culprits(range(100), lambda _: False) == ()
+    assert culprits([], lambda _: False) == ()
+
+
+def test_a_fault_is_described_in_one_printable_line() -> None:
+    with pytest.raises(InjectedError) as caught:
+        raise InjectedError("two\nlines \x1b[31m \ud800 " + "x" * 9999)
+    said = described(caught.value)
+    assert said.startswith("InjectedError in test_containment.py:")
+    assert said.isascii()
+    assert said.isprintable()
+    assert len(said) < 500
+
+
+# --- the masked World -------------------------------------------------------------------------------------------------
+
+
+def test_replicas_of_a_quarantined_model_keep_their_room_and_cannot_be_evicted() -> None:
+    big = model("big", 20)
+    before = world([big, B], [device("gpu0", 24)], [replica(big, "r")], [gateway(levels=[level("b", 1, wait_s=99.0)])])
+    assert [move.replica for move in plan(before, T0).actions if isinstance(move, DrainReplica)] == ["r"]  # it is idle
+    hidden = masked(supposing(before, [big.name]))
+    assert plan(hidden, T0).actions == ()
+    assert [one.slices for one in hidden.replicas.values()] == [("gpu0",)]
+
+
+def test_a_masked_world_keeps_the_tenants_of_a_model() -> None:
+    own = model("own", 10, tenants=("acme",))
+    hidden = masked(supposing(world([own], DEVICES, [replica(own, "r")]), [own.name]))
+    (stand_in,) = hidden.models.values()
+    assert stand_in.spec.tenants == ("acme",)
+    assert masked(hidden) is hidden or hidden.faults  # a World without quarantined Models is the same object
+    assert masked(world([own])) == world([own])
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", [one for one in POINTS if one.startswith("autoscaler.")])
+def test_a_fault_at_any_point_affects_only_its_model(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = inject(monkeypatch, point, concerns("b"))
+    loop = stepped(replica(B, "rb", ["gpu1"]))
+    for _ in range(3):
+        loop.step(called(A, B, C, now_s=loop.now_s), *seen(loop, B))
+        publish_all(loop)
+        loop.now_s += 1.0
+    assert {"a", "c"} <= set(started(loop))
+    assert "b" not in started(loop)
+    assert loop.loop.world.replicas[ReplicaId("rb")].state is S.READY
+    assert {name for name, _ in faults.reported} <= {"b"}
+    assert set(loop.loop.world.faults) <= {"b"}
+    assert loop.loop.world.degraded == ""
+
+
+def seen(loop: SteppedLoop, of: Model) -> list[ReplicaSeen]:
+    return [seen_of(one, Seen.READY) for one in loop.loop.world.replicas.values() if one.model == of.name]
+
+
+def publish_all(loop: SteppedLoop) -> None:
+    loop.loop.contained("publish", publish.catalogue_full)
+    loop.loop.contained("publish", lambda at: publish.routes_full(at, GatewayId("g1"), loop.now_s))
+
+
+def test_a_cold_models_calls_are_refused_and_not_to_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch, "autoscaler.demand:wanted", concerns("b"))
+    loop = stepped()
+    after = loop.step(called(A, B))
+    route = publish.model_route(after, B.name, T0, GatewayId("g1"))
+    assert route is not None
+    assert route.refusal is not None
+    assert (route.state, route.refusal.code, route.refusal.retry_after_s) == ("failed", "model_faulty", 60.0)
+    other = publish.model_route(after, A.name, T0, GatewayId("g1"))
+    assert other is not None
+    assert other.refusal is None
+
+
+def test_routes_change_when_a_quarantine_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = inject(monkeypatch, "autoscaler.demand:wanted", concerns("b"))
+    loop, g1 = stepped(), GatewayId("g1")
+    before = loop.loop.world
+    after = loop.step(called(B))
+    told = publish.routes_delta(before, after, g1, T0)
+    assert told is not None
+    assert told.version > before.version
+    assert [one.refusal is not None for one in told.models if one.model == "b"] == [True]
+    faults.stop()
+    loop.now_s += 61.0
+    later = loop.step(Tick())
+    told = publish.routes_delta(after, later, g1, loop.now_s)
+    assert told is not None
+    assert [one.refusal for one in told.models if one.model == "b"] == [None]
+
+
+def test_it_is_tried_again_after_one_two_four_minutes_and_half_an_hour_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faults = inject(monkeypatch, "autoscaler.demand:wanted", concerns("b"))
+    loop, lasted = stepped(), list[float]()
+    for _ in range(7):
+        loop.step(called(B, now_s=loop.now_s))
+        fault = loop.loop.world.faults[B.name]
+        lasted.append(fault.until_s - loop.now_s)
+        loop.now_s = fault.until_s
+    assert lasted == [60.0, 120.0, 240.0, 480.0, 960.0, 1800.0, 1800.0]
+    assert faults.reported == [("b", "plan")] * 7
+    faults.stop()
+    loop.step(called(B, now_s=loop.now_s))
+    assert started(loop) == ["b"]
+    loop.now_s += TRIAL_S
+    assert loop.step(Tick()).faults == {}
+
+
+def test_a_changed_document_ends_the_quarantine_and_forgets_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch, "autoscaler.demand:wanted", lambda _, of, __: of.name == "b" and not of.spec.aliases)
+    loop = stepped()
+    loop.step(called(B))
+    assert loop.step(DocumentsSeen(models=(A, B, C))).faults
+    other = replace(B, spec=replace(B.spec, aliases=("x",)))
+    assert loop.step(DocumentsSeen(models=(A, other, C)), called(B, now_s=T0 + 1)).faults == {}
+    assert started(loop) == ["b"]
+
+
+def test_wake_ends_the_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = inject(monkeypatch, "autoscaler.demand:wanted", concerns("b"))
+    loop = stepped()
+    loop.step(called(B))
+    faults.stop()
+    loop.step(ModelWoken(model=B.name))
+    assert started(loop) == ["b"]
+    assert loop.loop.world.faults[B.name].times == 1  # a fault within half an hour doubles the next quarantine
+
+
+def test_an_operator_can_stop_a_quarantined_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch, "autoscaler.demand:wanted", concerns("b"))
+    loop = stepped(replica(B, "rb"))
+    loop.step(called(B))
+    assert loop.step(ModelStopped(model=B.name)).replicas[ReplicaId("rb")].state is S.DRAINING
+
+
+def test_a_faulty_document_leaves_the_one_before_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = stepped()
+    faults = inject(monkeypatch, "autoscaler.fold:corrected", lambda of, _: of.name == "b" and of.spec.paused)
+    changed = [replace(one, spec=replace(one.spec, paused=True)) for one in (A, B, C)]
+    after = loop.step(DocumentsSeen(models=tuple(changed)))
+    assert [after.models[one.name].spec.paused for one in (A, B, C)] == [True, False, True]
+    assert set(after.faults) == {"b"}
+    faults.stop()
+    loop.now_s += RETRY_S_MAX
+    assert loop.step(Tick()).models[B.name].spec.paused
+
+
+def test_a_fault_that_no_model_explains_keeps_the_last_plan_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = stepped()
+    faults = inject(monkeypatch, "autoscaler.deficits:settle", lambda *_: True)
+    after = loop.step(called(A))
+    assert after.degraded.startswith("plan: InjectedError in ")
+    assert (started(loop), after.faults, faults.reported) == ([], {}, [(None, "plan")])
+    faults.stop()
+    assert loop.step(Tick()).degraded  # not before its time
+    loop.now_s += 1.0
+    assert loop.step(Tick()).degraded == ""
+    assert started(loop) == ["a"]
+
+
+def test_an_observation_that_cannot_be_folded_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = stepped()
+    faults = inject(monkeypatch, "autoscaler.fold_reports:gateway_seen", lambda *_: True)
+    after = loop.step(GatewaySeen(gateway=GatewayId("g2")), called(A))
+    assert after.degraded.startswith("fold: InjectedError in ")
+    assert (after.loads[A.name].waiting, started(loop)) == (1, [])
+    faults.stop()
+    loop.now_s += 1.0
+    after = loop.step(Tick())
+    assert (after.degraded, "g2" in after.gateways, started(loop)) == ("", True, ["a"])
+
+
+@pytest.mark.parametrize("order", ["start", "stop", "obstacle"])
+def test_a_driver_that_raises_for_one_model_serves_the_others(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = inject(monkeypatch, f"tests.kit.steps:IdleDriver.{order}", concerns("b"))
+    loop = stepped(*([replica(B, "rb", state=S.FAILED)] if order == "stop" else []))
+    after = loop.step(called(A, B))
+    assert started(loop) == ["a"]
+    assert set(after.faults) == {"b"}
+    if order == "start":
+        (tried,) = [one for one in after.replicas.values() if one.model == "b"]
+        assert "InjectedError" in tried.failure
+    faults.stop()
+    loop.now_s += RETRY_S_MAX
+    loop.step(called(A, B, now_s=loop.now_s))
+    assert order != "stop" or [one.id for one in loop.driver.stopped] == ["rb"]
+
+
+def test_a_driver_reports_a_fault_by_an_observation(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = inject(monkeypatch, "autoscaler.demand:wanted", lambda *_: False)
+    loop = stepped()
+    after = loop.step(FaultSeen(model=B.name, reason="KeyError: 7"), FaultSeen(model=ModelName(""), reason="OSError"))
+    assert (after.faults[B.name].reason, after.degraded) == ("KeyError: 7", "driver: OSError")
+    assert faults.reported == [("b", "driver"), (None, "driver")]
+    assert loop.step(FaultSeen(model=ModelName(""), reason="")).degraded == ""
+
+
+def test_a_listener_that_raises_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = inject(monkeypatch, "autoscaler.demand:wanted", lambda *_: False)
+    loop, works = stepped(), [False]
+
+    def listener(_: object) -> None:
+        if not works[0]:
+            raise InjectedError("listener")
+
+    loop.loop.listeners.append(listener)
+    after = loop.step(called(A))
+    assert started(loop) == ["a"]
+    loop.step(Tick())
+    assert len(faults.reported) == 1
+    assert "listener" in loop.loop.world.degraded
+    works[0] = True
+    loop.step(Tick())
+    assert (loop.loop.world.degraded, after.faults) == ("", {})
+
+
+def test_memory_errors_are_not_contained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("autoscaler.demand.wanted", exhausted)
+    with pytest.raises(MemoryError):
+        stepped().step(called(A))
+
+
+# --- what people and programs read ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["autoscaler.demand:wanted", "autoscaler.explain:_why", "autoscaler.api:idle_s"])
+def test_status_and_explain_show_the_fault_and_all_other_models(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch, point, concerns("b"))
+    loop = stepped(replica(C, "rc"))
+    loop.step(called(A, B))
+    if point.endswith("idle_s"):
+        monkeypatch.setattr("autoscaler.api.idle_s", refuses_b)
+    now_s, planned = loop.now_s, loop.loop.plan
+
+    def rows(at: World) -> tuple[explain.Row, ...]:
+        return explain.status(at, planned, now_s)
+
+    if point.endswith("idle_s"):
+        loop.loop.contained("status", api.models)
+    shown = {row.model: row for row in loop.loop.contained("status", rows)}
+    views = {one.name: one for one in loop.loop.contained("status", api.models)}
+    assert set(shown) == set(views) == {"a", "b", "c"}
+    assert shown[B.name].state == "faulty"
+    assert "InjectedError" in shown[B.name].why
+    assert "pilotlight wake b" in shown[B.name].why
+    assert "InjectedError" in views[B.name].faulty
+    said = loop.loop.contained("explain", lambda at: explain.explain_model(at, planned, Log(), B.name, now_s))
+    assert "InjectedError" in said.sentences[0]
+    assert loop.loop.contained("explain", lambda at: explain.explain_model(at, planned, Log(), A.name, now_s)).sentences
+
+
+def refuses_b(_: World, of: Model, __: object) -> tuple[float, bool]:
+    if of.name == "b":
+        raise InjectedError("injected into idle_s")
+    return 1.0, False
