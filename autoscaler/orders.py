@@ -15,6 +15,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import LIVE, NO_HISTORY, idle_window_s
 from autoscaler.drain import in_use
 from autoscaler.fitting import Fitting
+from autoscaler.fold_faults import quarantined
 from autoscaler.model import Model
 from autoscaler.operators import FORCE_S, STILL_THERE, moving, on_place
 from autoscaler.ordered import Cordon, ModelStopped, ModelWoken, Place
@@ -119,6 +120,9 @@ def _wake(world: World, model: Model) -> Order:
     name = model.name
     if model.spec.paused:
         raise OrderError(409, f"{name} is paused: set spec.paused to false first")
+    if name in quarantined(world):
+        says = f"{name} is tried again"
+        return Order(Told(verb="wake", kind="model", name=name, says=says), ModelWoken(model=name))
     if name in world.obstacles:
         raise OrderError(409, f"{name} cannot start: {world.obstacles[name]}")
     never = Fitting(world).never(model)

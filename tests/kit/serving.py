@@ -127,6 +127,8 @@ class Serving:
         self.output = folder / "output.txt"
         self.url, self.ops = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
         self.process: subprocess.Popen[bytes] | None = None
+        self.faults = False
+        """A test injects internal errors; else one that was contained fails the test."""
         self.tree: Path | None = None
         """Where another version of it is; None: here."""
         self._sending: list[asyncio.Task[list[Result]]] = []
@@ -191,6 +193,7 @@ class Serving:
             left = [*self.marked(), *(child.pid for child in ours if running(child.pid))]
             assert not left, f"left behind: {[*map(describe, left)]}"
             assert "Traceback" not in self.said()
+            assert self.faults or not re.search("event=(model_faulty|degraded)", self.said()), self.said()
         finally:
             for task in self._sending:
                 task.cancel()

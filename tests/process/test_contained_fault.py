@@ -1,0 +1,35 @@
+"""A Model that makes the running autoscaler raise, and all others that notice nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.serving import fake, serving, shot
+from tests.kit.waiting import until
+from tests.process.test_operator import pilotlight
+
+FAULTY = Path(__file__).parent.parent / "kit" / "faulty"
+
+
+@pytest.mark.standard
+async def test_an_internal_error_affects_only_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAULTY))
+    models = fake(tmp_path, "ada"), fake(tmp_path, "faulty")
+    async with serving(tmp_path / "s", *models, start=False) as serve:
+        serve.faults = True
+        await serve.start()
+        before = serve.autoscaler()
+        faulty, ada = await serve.send(shot("faulty"), shot("ada"))
+        assert (faulty.status, faulty.code, ada.code) == (503, "model_faulty", "")
+        rows = serve.get("/api/v1/status")
+        assert isinstance(rows, list)
+        (row,) = [row for row in rows if row["model"] == "faulty"]
+        assert row["state"] == "faulty"
+        assert "LookupError in sitecustomize.py" in row["why"]
+        assert serve.said().count("event=model_faulty model=faulty in=plan") == 1
+        assert await pilotlight(serve, "wake", "faulty") == "faulty is tried again"
+        await until("it was tried again", lambda: serve.said().count("event=model_faulty") == 2)
+        assert (await serve.call("ada")).code == ""
+        assert serve.autoscaler() == before
