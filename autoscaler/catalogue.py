@@ -94,4 +94,5 @@ def front_settings(settings: Settings, tenants: Collection[Tenant]) -> FrontSett
         keepalive_seconds=settings.stream.keepalive_seconds,
         silent_seconds_max=settings.silent_seconds_max,
         cors_origins=settings.cors.origins,
+        hosts=settings.hosts,
     )

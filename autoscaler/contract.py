@@ -125,6 +125,8 @@ class FrontSettings(Message, frozen=True):
     keepalive_seconds: float = 15.0
     silent_seconds_max: float = 0.0
     cors_origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    """Names that the host check allows in addition to local names."""
 
 
 class CatalogueDelta(Message, frozen=True):

@@ -279,6 +279,11 @@ def _check_devices(spec: ModelSpec) -> None:
 def check_settings(settings: Settings) -> None:
     """The Settings."""
     _check_tls(settings.tls)
+    for position, host in enumerate(settings.hosts):
+        if not _is_host(host.removesuffix(".")):
+            raise WrongKeyError(
+                ("hosts", position), "expected a host name such as llm.example, without scheme, port and path"
+            )
     check_pod(settings.pod, ("pod",))
     seen: set[str] = set()
     for position, device in enumerate(settings.devices):

@@ -106,7 +106,7 @@ class Tls(Part, frozen=True):
 
 
 class Cors(Part, frozen=True):
-    """Origins that OPTIONS answers."""
+    """Origins of web pages that may call the inference port."""
 
     origins: tuple[str, ...] = ()
 
@@ -183,6 +183,8 @@ class Settings(Part, frozen=True):
     auth: Literal["auto", "keys", "none"] = "auto"
     tls: Tls = Tls()
     cors: Cors = Cors()
+    hosts: tuple[str, ...] = ()
+    """Names in Host that the inference port serves on loopback without keys, in addition to local names."""
     silent_seconds_max: Seconds = 0.0
     stream: Stream = Stream()
     devices: tuple[DeclaredDevice, ...] = ()

@@ -25,6 +25,7 @@ path that takes no body takes so much of one, too."""
 
 def judge(front: Front, head: Head, operation: Operation | None, size: int) -> None:
     """Raises CallError where no body of so many bytes, or more, could make it a Call."""
+    check_sender(front, head)
     if operation is None:
         raise errors.path_not_found()
     if operation.kind is Kind.NOT_ALLOWED:
@@ -40,6 +41,20 @@ def judge(front: Front, head: Head, operation: Operation | None, size: int) -> N
         raise errors.shutting_down()
     if front.dispatch.pressure is Pressure.NO_CALLS:
         raise errors.out_of_memory()  # bodies are what memory goes into
+
+
+def check_sender(front: Front, head: Head) -> None:
+    """Raises 421 or 403 for a request that a web page may have sent, where the host check applies. A remembered head is
+    checked once, until the settings change.
+    """
+    check = front.host_check
+    if check is None or head.passed is check:
+        return
+    if not check.has_allowed_host(head.host):
+        raise errors.misdirected()
+    if not check.has_allowed_origin(head.headers):
+        raise errors.origin_not_allowed()
+    head.passed = check
 
 
 def check_short(operation: Operation, size: int) -> None:

@@ -138,6 +138,7 @@ class Connection(Intake):
         self.cors = local.cors(head, front.directory.settings.cors_origins)
         operation = lookup(head.method, head.path)
         try:
+            early.check_sender(front, head)
             if operation is None:
                 raise errors.path_not_found()
             if operation.kind is not Kind.INFER:

@@ -60,11 +60,13 @@ class CallError(Exception):
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    421: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
     504: "timeout_error",
@@ -73,11 +75,13 @@ _REASONS = {
     200: "OK",
     400: "Bad Request",
     401: "Unauthorized",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
     413: "Content Too Large",
     415: "Unsupported Media Type",
+    421: "Misdirected Request",
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
@@ -95,6 +99,26 @@ def invalid_request(message: str, *, param: str | None = None, close: bool = Fal
 def invalid_api_key() -> CallError:
     """401, the same for a missing and an unknown key."""
     return CallError(401, "invalid_api_key", "a valid API key is needed: Authorization: Bearer KEY")
+
+
+def origin_not_allowed() -> CallError:
+    """403: a web page sent the request, and its origin is not in `cors.origins`."""
+    return CallError(
+        403,
+        "origin_not_allowed",
+        "this port needs no API key, so it refuses requests of web pages; to allow one, add its origin to cors.origins "
+        "in Settings",
+    )
+
+
+def misdirected() -> CallError:
+    """421: anybody could have registered the name in Host (RFC 9110, 15.5.20)."""
+    return CallError(
+        421,
+        "misdirected_request",
+        "this port needs no API key, so the Host header must be localhost, an IP address or another local name; to "
+        "allow this name, add it to hosts in Settings",
+    )
 
 
 def model_not_found() -> CallError:

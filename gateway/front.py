@@ -30,6 +30,7 @@ from gateway.edge import Connection
 from gateway.effects import Effect, Grant, ReportNow
 from gateway.exchange import Exchange
 from gateway.head import Head
+from gateway.host_check import HostCheck, is_on_loopback
 from gateway.limits import Limits
 from gateway.pool import Upstreams
 from gateway.room import TLS_BYTES, Room
@@ -74,6 +75,9 @@ class Front:
         self.room = Room(self._scale.limit_bytes)
         self.body_bytes_max = max(0, min(limits.body_bytes_max, self.room.large_bytes - TLS_BYTES))
         self.directory = Directory()
+        self.host_check: HostCheck | None = None
+        """Applies to every request; None where the listener is not on loopback, or keys are needed."""
+        self._on_loopback = False
         self.dispatch = Dispatch(gateway, boot)
         self.dispatch.parked.bytes_max = int(self.room.size_bytes * PARKED_SHARE)
         self.upstreams = Upstreams(engine_tls)
@@ -100,6 +104,7 @@ class Front:
     def catalogue(self, delta: CatalogueDelta) -> None:
         """Takes a change of the catalogue."""
         self.directory.apply(delta)
+        self._renew_host_check()
         self.perform(self.dispatch.catalogue(delta, self.clock()))
         self._note_informed()
 
@@ -145,6 +150,17 @@ class Front:
         return self.telemetry.text(self.dispatch.counts(), age_s)
 
     # --- for connections and exchanges -------------------------------------------------------------------------------
+
+    def listens_at(self, socket_address: object) -> None:
+        """Takes the listener's address (`getsockname`), before the first client connects."""
+        self._on_loopback = is_on_loopback(socket_address)
+        self._renew_host_check()
+
+    def _renew_host_check(self) -> None:
+        directory = self.directory
+        settings = directory.settings
+        applies = self._on_loopback and directory.known and not settings.keys_needed
+        self.host_check = HostCheck(settings.hosts, settings.cors_origins) if applies else None
 
     def connection(self) -> Connection:
         """The protocol factory of the inference port."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from gateway.body import Body
 from gateway.errors import CallError, header_too_large, invalid_request, unsupported_media_type
+from gateway.host_check import HostCheck, host_name
 
 if TYPE_CHECKING:
     from gateway.admission import Asked
@@ -41,7 +42,6 @@ _LINE = rb"(?!CONNECT )(" + TOKEN + rb"{1,32}+) (/[!\"$->@-~]*+)(?:\?([!\"$-~]*+
 _HEAD = re.compile(_LINE + rb"((?:" + FIELD + rb")*+)")
 _FIRST_LINE = re.compile(_LINE + rb"\r\n")
 _BARE = re.compile(rb"[^\r]\n|\r[^\n]|\0")
-_HOST = re.compile(rb"(?:[A-Za-z0-9._~%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
 _LENGTH_DIGITS_MAX = 19
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})(?=\r\n|\Z)")
 LENGTH_DIGITS_MAX = 9
@@ -50,10 +50,11 @@ LENGTH_DIGITS_MAX = 9
 LISTS = frozenset(
     {
         b"accept", b"accept-language", b"access-control-request-headers", b"anthropic-beta", b"connection",
-        b"openai-beta", b"prefer", b"tracestate",
+        b"openai-beta", b"prefer", b"sec-fetch-site", b"tracestate",
     }
 )  # fmt: skip
-"""Kept headers that RFC 9110, 5.3 lets come in several lines; they are joined by a comma."""
+"""Kept headers that RFC 9110, 5.3 lets come in several lines; they are joined by a comma. So is `sec-fetch-site`: it
+matters on few ports, and the others need not refuse a request that repeats it."""
 KEPT = LISTS | {
     b"access-control-request-method", b"anthropic-version", b"api-key", b"authorization", b"content-encoding",
     b"content-length", b"content-type", b"expect", b"host", b"origin", b"traceparent", b"transfer-encoding",
@@ -68,7 +69,9 @@ class Head:
     `headers` holds KEPT names only, without what frames the body.
     """
 
-    __slots__ = ("asked", "expects_continue", "headers", "keep_alive", "method", "minor", "path", "query")
+    __slots__ = (
+        "asked", "expects_continue", "headers", "host", "keep_alive", "method", "minor", "passed", "path", "query",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class Head:
         *,
         keep_alive: bool = True,
         expects_continue: bool = False,
+        host: str | None = None,
     ) -> None:
         self.method = method
         self.path = path
@@ -90,6 +94,10 @@ class Head:
         """False: the answer is the connection's last. HTTP/1.0 is answered close-delimited, so never kept."""
         self.expects_continue = expects_continue
         """The client waits for `100 Continue` before it sends the body (ignored on HTTP/1.0, RFC 9110, 10.1.1)."""
+        self.host = host
+        """The name or address in Host (`gateway.host_check.host_name`)."""
+        self.passed: HostCheck | None = None
+        """The last host check that it passed: the result holds until the settings change."""
         self.asked: Asked | None = None
         """What it says about its Call, once `gateway.admission` has worked that out."""
 
@@ -146,12 +154,7 @@ def parse_head(data: bytes) -> tuple[Head, int]:
     method, path, query, minor, fields = match.groups()
     headers = _kept(fields)
     persistent = minor == b"1"
-    host = headers.get(b"host")
-    if host is None:
-        if persistent:
-            raise invalid_request("header host is missing", close=True)
-    elif _HOST.fullmatch(host) is None:
-        raise invalid_request("header host is not a host and port", close=True)
+    host = _host(headers, needed=persistent)
     length = _body_length(headers, int(minor))
     connection = headers.get(b"connection", b"")
     if b"expect" in headers and headers[b"expect"].lower() != b"100-continue":
@@ -168,6 +171,7 @@ def parse_head(data: bytes) -> tuple[Head, int]:
         headers=headers,
         keep_alive=persistent and b"close" not in connection_names(connection),
         expects_continue=persistent and b"expect" in headers,
+        host=host,
     )
     return head, length
 
@@ -219,6 +223,19 @@ def _kept(fields: bytes) -> dict[bytes, bytes]:
                 value = headers[name] + b", " + value
             headers[name] = value
     return headers
+
+
+def _host(headers: dict[bytes, bytes], *, needed: bool) -> str | None:
+    """The name or address in Host. Raises CallError where it is malformed, or missing but needed (HTTP/1.1)."""
+    header = headers.get(b"host")
+    if header is None:
+        if needed:
+            raise invalid_request("header host is missing", close=True)
+        return None
+    name = host_name(header.decode("latin-1"))
+    if name is None:
+        raise invalid_request("header host is not a host and port", close=True)
+    return name
 
 
 def connection_names(value: bytes) -> list[bytes]:

@@ -116,7 +116,9 @@ async def serve(options: GatewayOptions) -> None:
             background.append(tasks.create_task(events.keep_small()))
         await informed(front, stop)
         factory = front.connection if handshakes is None else handshakes.client
-        servers = await accepting(factory, process.socket_of(options.listen_fd, options.listen))
+        listener = process.socket_of(options.listen_fd, options.listen)
+        front.listens_at(listener.getsockname())
+        servers = await accepting(factory, listener)
         await stop.wait()
         for server in servers:
             server.close()

@@ -1,24 +1,22 @@
-"""The Host header of operations ports: no page in a browser reaches one by a name of its own (DNS rebinding).
+"""The Host header of operations ports: keeps web pages away that reach one by a name of their own (DNS rebinding).
 
-Owns the one rule. On a connection to a loopback address the Host must be `localhost` or a loopback address, with or
-without a port; all else is 421, one clear error. Unix sockets are exempt, since no browser reaches them, and so are
-other addresses: who opened one to others (`auth: none`) may give it any name.
+On a connection to a loopback address, Host must be `localhost` or a loopback address, with or without a port; any other
+request gets 421. This is stricter than the check of the inference port (`gateway.host_check`), whose parser it uses.
+Unix sockets are exempt, since no browser reaches them, and so are other addresses: whoever opened one to others
+(`auth: none`) may give it any name.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from pilotlight.listen import Address
+from gateway.host_check import host_name, is_loopback, is_on_loopback
 
 MISDIRECTED = 421
 """RFC 9110, 15.5.20: this is not the server that the name stands for."""
 WRONG = "this port answers to localhost and loopback addresses only: send one of them as the Host header"
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{0,5})?")
-"""uri-host and port (RFC 9110, 7.2), no wider than what can be one of ours."""
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -42,10 +40,10 @@ def well_named(at: object, hosts: Sequence[str]) -> bool:
 
     None at all is no browser: a probe that speaks HTTP/1.0. (Without one aiohttp answers HTTP/1.1 with 400.)
     """
-    return not isinstance(at, tuple) or not Address(str(at[0]), 0).loopback or all(map(ours, hosts))
+    return not is_on_loopback(at) or all(map(ours, hosts))
 
 
 def ours(host: str) -> bool:
     """Whether a Host header names the loopback of the machine that it was sent to."""
-    found = _HOST.fullmatch(host)
-    return found is not None and Address(found[1].strip("[]").lower(), 0).loopback
+    name = host_name(host)
+    return name is not None and is_loopback(name)

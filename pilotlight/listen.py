@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
 import click
+
+from gateway.host_check import is_loopback
 
 PORT_MAX = 65_535
 BACKLOG = 4096
@@ -39,12 +40,7 @@ class Address(NamedTuple):
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        try:
-            address = ipaddress.ip_address(self.host)
-        except ValueError:
-            return self.host == "localhost"
-        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-        return (mapped or address).is_loopback
+        return is_loopback(self.host)
 
     @property
     def text(self) -> str:
@@ -76,7 +72,7 @@ def check_operations(ops: Address, auth: str) -> None:
     """Raises click's usage error where others could reach an operations port, unless Settings say `auth: none`."""
     if not ops.loopback and auth != "none":
         raise click.UsageError(
-            f"--ops {ops.text}: others could reach the operations port, which asks for no key yet: keep it on "
+            f"--ops {ops.text}: others could reach the operations port, which can be read without a key: keep it on "
             "127.0.0.1, behind an ssh tunnel or a reverse proxy, or say `auth: none` in Settings (PILOTLIGHT_AUTH=none)"
         )
 

@@ -99,10 +99,13 @@ def test_keys_are_needed_when_settings_say_so_or_a_tenant_exists(
 
 def test_settings_of_the_inference_port_cross_over() -> None:
     settings = Settings(
-        stream=Stream(keepalive_seconds=5), silent_seconds_max=50, cors=Cors(origins=("https://a.example",))
+        stream=Stream(keepalive_seconds=5),
+        silent_seconds_max=50,
+        cors=Cors(origins=("https://a.example",)),
+        hosts=("llm.example",),
     )
     assert front_settings(settings, []) == FrontSettings(
-        keepalive_seconds=5, silent_seconds_max=50, cors_origins=("https://a.example",)
+        keepalive_seconds=5, silent_seconds_max=50, cors_origins=("https://a.example",), hosts=("llm.example",)
     )
 
 

@@ -246,6 +246,20 @@ def test_settings_are_checked() -> None:
     assert "devices[1].name: `g` occurs twice" in wrong(config(twice))
 
 
+@pytest.mark.parametrize(
+    "host", ["", "*", "https://llm.example", "llm.example:8080", "llm.example/v1", "a..b", "a b", "[::1]", "a" * 300]
+)
+def test_hosts_are_names_only(host: str) -> None:
+    wanted = "expected a host name such as llm.example, without scheme, port and path"
+    assert wrong(config(f"hosts: [localhost, {host!r}]")) == f"a.yaml: Settings: hosts[1]: {wanted}"
+
+
+def test_hosts_are_read() -> None:
+    hosts = ("llm.example", "LLM.example.", "box")
+    assert load([("a.yaml", config("hosts: [llm.example, LLM.example., box]"))]).settings.hosts == hosts
+    assert load([], {"PILOTLIGHT_HOSTS": "[llm.example]"}).settings.hosts == ("llm.example",)
+
+
 def test_certificates_and_keys_come_in_pairs_with_whole_paths() -> None:
     lone = "expected an absolute path"
     assert f"Settings: tls.certFile: {lone}" in wrong(config("tls: {certFile: a.pem, keyFile: /a}"))

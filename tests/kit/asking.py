@@ -141,9 +141,11 @@ frontend in
 backend out
   server origin 127.0.0.1:{origin}
 """
-PROXIES: dict[str, tuple[str, Sequence[str]]] = {
-    "nginx": (NGINX, ("-p", "{folder}", "-e", "/dev/null", "-c", "{config}")),
-    "haproxy": (HAPROXY, ("-db", "-q", "-f", "{config}")),
+PROXIES = {"nginx": NGINX, "haproxy": HAPROXY}
+ARGUMENTS: dict[str, Sequence[str]] = {
+    "nginx": ("-p", "{folder}", "-e", "/dev/null", "-c", "{config}"),
+    "haproxy": ("-db", "-q", "-f", "{config}"),
+    "caddy": ("run", "--adapter", "caddyfile", "--config", "{config}"),
 }
 SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
@@ -154,15 +156,15 @@ def program(name: str) -> str | None:
 
 
 @contextmanager
-def proxy(name: str, folder: Path, origin: int) -> Iterator[int]:
-    """A proxy in front of one of the origins: its port. It must be installed."""
-    config, arguments = PROXIES[name]
+def proxy(name: str, folder: Path, origin: int, config: str = "", ready: str = "/") -> Iterator[int]:
+    """A proxy in front of an HTTP server: its port. It must be installed. GET `ready` answers 200 through it."""
     port, path = free_port(), folder / f"{name}.conf"
-    path.write_text(config.format(folder=folder, port=port, origin=origin))
-    command = [program(name) or name, *(argument.format(folder=folder, config=path) for argument in arguments)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    path.write_text((config or PROXIES[name]).format(folder=folder, port=port, origin=origin))
+    command = [program(name) or name, *(argument.format(folder=folder, config=path) for argument in ARGUMENTS[name])]
+    environment = os.environ | {"HOME": str(folder)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            listens(port, process)
+            listens(port, process, ready)
             yield port
         finally:
             process.kill()

@@ -172,8 +172,12 @@ async def rig(
     slots: int = 4,
     state: str = "ready",
     tls: Sides | None = None,
+    host_check: bool = False,
 ) -> AsyncIterator[Rig]:
-    """A gateway with one Model; addresses are its ready Replicas. With `tls` its port and its engines speak it."""
+    """A gateway with one Model; addresses are its ready Replicas. With `tls` its port and its engines speak it.
+
+    With `host_check` the gateway knows that its listener is on loopback.
+    """
     tls = tls or default_sides.get()
     front = Front(
         GatewayId("g"), os.urandom(3).hex(), limits=limits or Limits(), events_fd=events, engine_tls=lambda: one.trust
@@ -186,6 +190,8 @@ async def rig(
     handshakes = None if tls is None else Handshakes(front, lambda: tls.server)
     factory = front.connection if handshakes is None else handshakes.client
     server = await asyncio.get_running_loop().create_server(factory, "127.0.0.1", 0)
+    if host_check:
+        front.listens_at(server.sockets[0].getsockname())
     sweeping = asyncio.create_task(front.run())
     one = Rig(front, server.sockets[0].getsockname()[1], tls)
     one.handshakes = handshakes
