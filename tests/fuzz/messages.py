@@ -11,7 +11,8 @@ _DECODERS = [decoder(kind) for kind in KINDS]
 _CATALOGUE = (
     b'{"epoch":1,"version":2,"full":true,"models":[{"name":"m","served_name":"s","aliases":["a"],"slots":4,"queue":'
     b'{"calls_max":1},"clocks":{"stall_seconds_max":1.5}}],"models_gone":["n"],"tenants":[{"name":"t","keys":[{"sha256":'
-    b'"ab","expires_unix_s":1.0}],"models":["*"],"weight":2.0}],"settings":{"keys_needed":true,"cors_origins":["*"]}}'
+    b'"ab","expires_unix_s":1.0}],"models":["*"],"weight":2.0}],"settings":{"keys_needed":true,"cors_origins":["*"],'
+    b'"hosts":["a.example"]}}'
 )
 _ROUTES = (
     b'{"epoch":1,"version":2,"gateways":2,"replicas":[{"replica":"r","model":"m","state":"ready","address":"h:1","hold":3'
