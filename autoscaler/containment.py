@@ -11,7 +11,7 @@ are for, and cannot be evicted; nothing of another Model differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Final, NamedTuple, TypeVar
@@ -69,7 +69,8 @@ def attempt(compute: Callable[[], T]) -> T | Failure:
 def culprits(names: Sequence[Name], works: Callable[[Collection[Name]], bool]) -> tuple[Name, ...]:
     """A few of `names` without which `works` is true; empty: there are none, or more than CULPRITS_MAX.
 
-    `works` gets the names to leave out. It is called about log2(len(names)) times for each culprit.
+    Where two are at fault only together, it is the one that comes later in `names` (see `suspected`). `works` gets
+    the names to leave out. It is called about log2(len(names)) times for each culprit.
     """
     found: list[Name] = []
     if not names or not works(names):
@@ -87,6 +88,26 @@ def culprits(names: Sequence[Name], works: Callable[[Collection[Name]], bool]) -
                 broken = middle
         found.append(rest[broken - 1])
     return tuple(found)
+
+
+def suspected(names: Iterable[ModelName], error: Exception) -> list[ModelName]:
+    """`names` in the order in which they are suspected, the most suspect last.
+
+    Suspect is what functions worked on when the exception was raised, the innermost most: a replica that is looked at
+    for another Model raises, and not the Model that needs its room.
+    """
+    rank: dict[ModelName, int] = {}
+    known = frozenset(names)
+    trace, depth = error.__traceback__, 0
+    while trace is not None:
+        depth += 1
+        for value in trace.tb_frame.f_locals.values():
+            name = value.name if isinstance(value, Model) else getattr(value, "model", value)
+            name = name.name if isinstance(name, Model) else name
+            if isinstance(name, str) and name in known:
+                rank[ModelName(name)] = depth
+        trace = trace.tb_next
+    return sorted(known, key=lambda name: (rank.get(name, 0), name))
 
 
 def described(error: BaseException) -> str:
@@ -178,7 +199,7 @@ def fold_apart(world: World, batch: Sequence[Observation], now_s: float) -> Fold
     for one in batch:
         done = attempt(partial(fold, world, (one,), now_s))
         if isinstance(done, Failure):
-            found = _culprits_of(world, one, now_s)
+            found = _culprits_of(world, one, done.error, now_s)
             if not isinstance(one, Reported | Acted):  # the next report repeats all of it; Actions are not repeated
                 aside.append(one)
             if not found:
@@ -192,14 +213,14 @@ def fold_apart(world: World, batch: Sequence[Observation], now_s: float) -> Fold
     return Folded(world, tuple(transitions), tuple(faults), tuple(aside), last)
 
 
-def _culprits_of(world: World, one: Observation, now_s: float) -> tuple[ModelName, ...]:
+def _culprits_of(world: World, one: Observation, error: Exception, now_s: float) -> tuple[ModelName, ...]:
     """Models that an observation is about, or else any of which the fold keeps something as time passes."""
 
     def works(names: Collection[ModelName]) -> bool:
         return succeeds(lambda: fold(supposing(world, names), _rest(world, one, names), now_s))
 
-    about = culprits(sorted(models_of(world, one)), works)
-    return about or culprits(sorted(world.models.keys() - quarantined(world)), works)
+    about = culprits(suspected(models_of(world, one), error), works)
+    return about or culprits(suspected(world.models.keys() - quarantined(world), error), works)
 
 
 def _rest(world: World, one: Observation, names: Collection[ModelName]) -> tuple[Observation, ...]:

@@ -47,6 +47,7 @@ from autoscaler.containment import (
     model_of,
     succeeds,
     supposing,
+    suspected,
 )
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.cuttable import CutRefused
@@ -306,7 +307,7 @@ class Loop:
         def some(out: Iterable[ModelName]) -> Granted | None:
             return shares.divide(replace(self.world, undivided=self.world.undivided.difference(out)), now_s)
 
-        found = culprits(sorted(self.world.undivided), lambda out: succeeds(lambda: some(out)))
+        found = culprits(suspected(self.world.undivided, done.error), lambda out: succeeds(lambda: some(out)))
         for name in found:
             self.fault(name, "shares", done.error)
         if not found:
@@ -325,8 +326,10 @@ class Loop:
             done = attempt(lambda: compute(self.world))
             if not isinstance(done, Failure):
                 return done
-            names = sorted({*self.world.models, *self.world.by_model} - quarantined(self.world))
-            found = culprits(names, lambda out: succeeds(lambda: compute(supposing(self.world, out))))
+            names = {*self.world.models, *self.world.by_model} - quarantined(self.world)
+            found = culprits(
+                suspected(names, done.error), lambda out: succeeds(lambda: compute(supposing(self.world, out)))
+            )
             if not found:
                 raise done.error
             for name in found:

@@ -19,13 +19,15 @@ from autoscaler.observations import DocumentsSeen, FaultSeen, GatewaySeen, Repli
 from autoscaler.ordered import ModelStopped, ModelWoken
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica, World
+from autoscaler.world import History, Replica, World
 from tests.kit.faults import POINTS, InjectedError, concerns, inject
 from tests.kit.observed import seen_of
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, device, gateway, level, model, replica, world
 
 A, B, C = model("a", 10), model("b", 10), model("c", 10)
+USED = {"big": History(last_activity_s=T0 - 5)}
+"""It is idle, and not long enough to be stopped for that."""
 DEVICES = [device("gpu0", 24), device("gpu1", 24)]
 
 
@@ -76,13 +78,25 @@ def test_a_fault_is_described_in_one_printable_line() -> None:
     assert len(said) < 500
 
 
+def test_of_two_models_the_one_is_at_fault_that_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To evict `big` raises; only when `b` needs its room."""
+    big = model("big", 20)
+    inject(monkeypatch, "autoscaler.shelves:evictable_s", concerns("big"))
+    busy = [gateway(levels=[level("b", 1, wait_s=99.0)])]
+    loop = SteppedLoop(world([big, B], [device("gpu0", 24)], [replica(big, "r")], busy, USED))
+    assert set(loop.step(Tick()).faults) == {"big"}
+
+
 # --- the masked World -------------------------------------------------------------------------------------------------
 
 
 def test_replicas_of_a_quarantined_model_keep_their_room_and_cannot_be_evicted() -> None:
     big = model("big", 20)
-    before = world([big, B], [device("gpu0", 24)], [replica(big, "r")], [gateway(levels=[level("b", 1, wait_s=99.0)])])
-    assert [move.replica for move in plan(before, T0).actions if isinstance(move, DrainReplica)] == ["r"]  # it is idle
+    waits = [gateway(levels=[level("b", 1, wait_s=99.0)])]
+    before = world([big, B], [device("gpu0", 24)], [replica(big, "r")], waits, USED)
+    (move,) = plan(before, T0).actions
+    assert isinstance(move, DrainReplica)
+    assert (move.replica, move.victim_of) == ("r", "b")
     hidden = masked(supposing(before, [big.name]))
     assert plan(hidden, T0).actions == ()
     assert [one.slices for one in hidden.replicas.values()] == [("gpu0",)]

@@ -105,6 +105,12 @@ def test_other_names_may_have_capital_letters() -> None:
     assert read_json(b'{"model":"m","X-Extra":1,"toolChoice":"auto","\xc3\xa4":2}').model == "m"
 
 
+def test_usual_names_are_neither_places_nor_changed_by_case_folding() -> None:
+    """Bodies that have no other names skip the checks."""
+    assert not elsewhere.USUAL & elsewhere.PLACES
+    assert all(name == name.casefold() for name in elsewhere.USUAL)
+
+
 def test_deeper_it_is_content() -> None:
     body = b'{"model":"m","messages":[{"api_base":"x","content":{"lora_path":"y"}}],"tools":[{"base_url":"z"}]}'
     assert read_json(body).body == body

@@ -118,8 +118,8 @@ async def _play(seed: int, on_note: Callable[[str], None], patch: pytest.MonkeyP
     broken += await silence(town)
     watcher.stop()
     broken += watcher.broken + watcher.churned()
-    broken = [*contained.of_others(broken), *contained.broken]
     broken += ends.everybody_was_answered(town) + ends.only_such_errors(town, calm=calm)
+    broken = [*contained.of_others(broken), *contained.broken]
     broken += [f"a task ended: {error!r}" for error in town.crashes]
     await town.close()
     ended = [j.ended[0] for j in storm if j.ended]
