@@ -1,9 +1,9 @@
-"""The door of the contract where it listens on TCP: who shows no token that is in force is sent away.
+"""Authenticates the clients of the contract on TCP, and permits each endpoint to one role: gateway or agent.
 
-Owns that one check (RFC 6750), in constant time, before a body is read; a stream is checked when it is opened. Who is
-sent away learns nothing; on this side it is said, at most once a minute. Unix sockets need no door: their file modes
-are one. Which tokens are in force is the caller's to say, anew for each request: as a list of shared secrets, or by
-looking at what is shown (`admits`), which may ask somebody.
+Tokens (RFC 6750) are compared in constant time, before a body is read; a stream is checked when it opens. A rejected
+client gets no detail; the log has one line a minute. Unix sockets need no check: their file modes are one. The caller
+supplies the valid tokens for each request: as lists of shared secrets, or as a function that looks at the token
+(`admits`), which may ask the API server. A client certificate has a role by its name (`certified`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -25,31 +25,50 @@ BOUND = web.RequestKey("bound", str)
 NODE_CHARS_MAX = 253
 """Of a node's name (RFC 1123)."""
 
+Role = Literal["gateway", "agent"]
+Roles = frozenset[Role]
+GATEWAY: Final[Roles] = frozenset({"gateway"})
+AGENT: Final[Roles] = frozenset({"agent"})
+BOTH: Final[Roles] = GATEWAY | AGENT
+ROLES = web.RequestKey("roles", frozenset)
+"""Of a request: the roles that its token and its certificate have; absent: it came over a Unix socket."""
+
 
 class Admitted(NamedTuple):
-    """Who shows a token that is in force."""
+    """A client whose token is valid."""
 
     node: str = ""
-    """The node that it is bound to; empty: it is bound to none, or nobody says."""
+    """The node that the token is bound to; empty: none, or the API server does not report it."""
+    roles: Roles = BOTH
 
 
 Admits = Callable[[str], Awaitable[Admitted | None]]
-"""Who shows a token that is no shared secret; None: it is not in force."""
+"""The client of a token that is no shared secret; None: the token is not valid."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("pilotlight.autoscaler.door")
 
 
 class Door:
-    """An aiohttp middleware (`check`). `tokens`: the shared secrets in force; `admits` looks at any other token."""
+    """An aiohttp middleware (`check`) that authenticates a request and notes its roles."""
 
     def __init__(
         self,
-        tokens: Callable[[], Sequence[str]],
+        tokens: Callable[[], Sequence[str]] | None,
         clock: Callable[[], float] = time.monotonic,
         admits: Admits | None = None,
+        *,
+        agent_tokens: Callable[[], Sequence[str]] | None = None,
+        agent_name: str = "",
     ) -> None:
+        """`tokens`: the valid shared secrets, for both roles, or with `agent_tokens` for gateways only.
+
+        `admits` looks at any other token. With neither, no token is needed. `agent_name` is that of agents'
+        certificates; without it every certificate has both roles.
+        """
         self._tokens = tokens
+        self._agent_tokens = agent_tokens
+        self._agent_name = agent_name
         self._admits = admits
         self._clock = clock
         self._refused = 0
@@ -62,24 +81,34 @@ class Door:
         @web.middleware
         async def check(request: web.Request, handler: Answer) -> web.StreamResponse:
             authorization = request.headers.get("authorization", "")
-            if self.admits(authorization):
-                return await handler(request)
-            admitted = None if self._admits is None else await self._admits(_shown(authorization))
-            if admitted is not None:
-                request[BOUND] = admitted.node
-                return await handler(request)
-            self.refused()
-            return web.Response(status=401, body=REFUSED, content_type="application/json")
+            roles = self.roles(authorization)
+            if not roles and self._admits is not None:
+                admitted = await self._admits(_shown(authorization))
+                if admitted is not None:
+                    request[BOUND], roles = admitted.node, admitted.roles
+            if not roles:
+                self.refused()
+                return web.Response(status=401, body=REFUSED, content_type="application/json")
+            if self._agent_name:
+                roles &= certified(request.get_extra_info("peercert") or {}, self._agent_name)
+            request[ROLES] = roles
+            return await handler(request)
 
         return check
 
-    def admits(self, authorization: str) -> bool:
-        """Whether the header shows a shared secret in force; takes as long for a wrong one as for a right one."""
+    def roles(self, authorization: str) -> Roles:
+        """The roles of a shared secret; takes as long for a wrong token as for a valid one."""
+        if self._tokens is None and self._agent_tokens is None and self._admits is None:
+            return BOTH
         digest = _digest(_shown(authorization))
-        return sum(hmac.compare_digest(digest, _digest(token)) for token in self._tokens()) > 0
+        first = _matches(digest, self._tokens)
+        if self._agent_tokens is None:
+            return BOTH if first else frozenset()
+        second = _matches(digest, self._agent_tokens)
+        return (GATEWAY if first else frozenset()) | (AGENT if second else frozenset())
 
     def refused(self) -> None:
-        """Counts one that was sent away, and says so when it is time."""
+        """Counts a rejected request, and logs the count once a minute."""
         self._refused += 1
         now_s = self._clock()
         if self._said_s is None or now_s - self._said_s >= SAY_EVERY_S:
@@ -94,6 +123,44 @@ def elsewhere(request: web.Request, node: str) -> web.Response | None:
         return None
     log.warning("event=contract_refused reason='a token of node %s, for node %r'", bound, node[:NODE_CHARS_MAX])
     return web.json_response({"error": "its token is of a pod on another node: --node is that of the pod"}, status=403)
+
+
+def permits(endpoints: Mapping[str, Role]) -> Middleware:
+    """A middleware that permits each of the application's endpoints, by its path, to clients of one role only."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Answer) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        if resource is None:  # no such path: the handler answers 404
+            return await handler(request)
+        path, roles = resource.canonical, request.get(ROLES, BOTH)
+        needed = endpoints[path]
+        if needed in roles:
+            return await handler(request)
+        shown = " or ".join(sorted(roles)) or "neither"
+        log.warning("event=contract_refused reason='%s is for the role %s, not %s'", path, needed, shown)
+        error = f"{path} is for the role {needed}; the role of this token or certificate is {shown}"
+        return web.json_response({"error": error}, status=403)
+
+    return check
+
+
+def certified(certificate: Mapping[str, Any], agent_name: str) -> Roles:
+    """The role of a client certificate, as `ssl.SSLSocket.getpeercert` describes it.
+
+    Its DNS names count, or its common name where it has none. With `agent_name` among them it is an agent's.
+    """
+    names = {value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"}
+    if not names:
+        subject = (pair for part in certificate.get("subject", ()) for pair in part)
+        names = {value for kind, value in subject if kind == "commonName"}
+    return AGENT if agent_name in names else GATEWAY
+
+
+def _matches(digest: bytes, tokens: Callable[[], Sequence[str]] | None) -> bool:
+    """Compares with every token, so that the time does not depend on which one matches."""
+    valid = () if tokens is None else tokens()
+    return sum(hmac.compare_digest(digest, _digest(token)) for token in valid) > 0
 
 
 def _shown(authorization: str) -> str:

@@ -14,9 +14,9 @@ import contextlib
 import math
 import socket
 import struct
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -25,7 +25,7 @@ from autoscaler import nodeintake, publish
 from autoscaler.actions import Unmet
 from autoscaler.containment import Failure, attempt
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta, decoder
-from autoscaler.door import Door
+from autoscaler.door import Door, Role, permits
 from autoscaler.fold_reports import repeats
 from autoscaler.loop import Loop, Step
 from autoscaler.nodetelling import NodeTelling
@@ -36,6 +36,11 @@ from autoscaler.world import World
 HEARTBEAT_S = 1.0
 """A stream with no news says so this often: five missed ones are a silent leader."""
 REPORT_BYTES_MAX = 16 << 20
+ENDPOINTS: Final[Mapping[str, Role]] = {
+    "/v1/report": "gateway", "/v1/routes": "gateway", "/v1/catalogue": "gateway",
+    "/v1/node": "agent", "/v1/wants": "agent", "/v1/peers": "agent",
+}  # fmt: skip
+"""The role that each endpoint is for."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_report = decoder(Report)
@@ -145,9 +150,10 @@ class ContractServer:
 
     def application(self, door: Door | None = None) -> web.Application:
         """POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue; POST /v1/node, GET /v1/wants?node=, GET
-        /v1/peers?node=&artifact=; behind `door`, if there is one.
+        /v1/peers?node=&artifact=. `door` authenticates the clients, if there is one.
         """
-        app = web.Application(client_max_size=REPORT_BYTES_MAX, middlewares=() if door is None else (door.check,))
+        doors = () if door is None else (door.check,)
+        app = web.Application(client_max_size=REPORT_BYTES_MAX, middlewares=(*doors, permits(ENDPOINTS)))
         app.router.add_post("/v1/report", self._report)
         nodeintake.add_to(app, self._loop)
         self._telling.add_to(app)

@@ -109,6 +109,8 @@ def distrust(error: Exception) -> str:
     """Why gateway and autoscaler do not believe each other; empty for every other error."""
     if isinstance(error, aiohttp.ClientResponseError) and error.status == 401:
         return "the autoscaler refuses our token: --token-file must hold one of its tokens"
+    if isinstance(error, aiohttp.ClientResponseError) and error.status == 403:
+        return "the autoscaler refuses our token or certificate: it must be a gateway's, and it is an agent's"
     cause = error.__cause__ if isinstance(error, aiohttp.ClientError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"the autoscaler's certificate: {cause.verify_message.partition(',')[0]}"

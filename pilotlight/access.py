@@ -7,7 +7,7 @@ or both; beyond loopback everything goes through TLS. What breaks a rule is refu
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,10 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
     identity: Identity = Identity()
     token: Path | None = None
+    agent_token: Path | None = None
+    """Of the autoscaler: the tokens of agents; `token` is then for gateways only."""
+    agent_name: str = ""
+    """Of the autoscaler: the DNS name of agents' certificates; all others are gateways'."""
 
 
 def check_autoscalers(urls: Sequence[str]) -> None:
@@ -83,13 +87,17 @@ class Ways:
 
 def warn(access: Access) -> None:
     """Says which secrets others can read."""
-    for line in certificates.too_open(access.identity.key, access.token):
+    for line in certificates.too_open(access.identity.key, access.token, access.agent_token):
         say(line)
 
 
 def check_port(address: Address, access: Access, *, accounts: bool = False) -> None:
     """Raises click's usage error where anybody could report, or read along. `accounts`: some are named."""
     identity = access.identity
+    if access.agent_token is not None and access.token is None and not accounts:
+        raise click.UsageError("--agent-token-file: gateways could not report: give --token-file, too")
+    if access.agent_name and identity.ca is None:
+        raise click.UsageError("--agent-certificate-name: no client shows a certificate: give --contract-ca-file, too")
     if access.token is None and identity.ca is None and not accounts:
         raise click.UsageError(
             f"--contract-listen {address.text}: anybody could report: give --token-file, or --contract-ca-file to let "
@@ -108,10 +116,15 @@ async def open_port(
 
 
 def door(access: Access, files: Files, admits: Admits | None = None) -> Door | None:
-    """None: nobody has to show a token. Raises click's usage error."""
-    path = access.token
-    tokens = (lambda: ()) if path is None else files.read(lambda: certificates.tokens(path), (path,))
-    return None if path is None and admits is None else Door(tokens, admits=admits)
+    """None: no client has to identify itself by more than a certificate. Raises click's usage error."""
+    tokens, agent_tokens = _tokens(access.token, files), _tokens(access.agent_token, files)
+    if tokens is None and agent_tokens is None and admits is None and not access.agent_name:
+        return None
+    return Door(tokens, admits=admits, agent_tokens=agent_tokens, agent_name=access.agent_name)
+
+
+def _tokens(path: Path | None, files: Files) -> Callable[[], Sequence[str]] | None:
+    return None if path is None else files.read(lambda: certificates.tokens(path), (path,))
 
 
 async def listening(application: web.Application, address: Address, access: Access, files: Files) -> Runner:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
+from msgspec.structs import replace
 
 from autoscaler.mounts import STORE
 from pilotlight.listen import Address, AddressType
@@ -103,8 +104,17 @@ def gateway(  # noqa: PLR0917  click passes by keyword
     help="Which pods are gateways, each named (--id) as its pod (kubernetes).",
 )  # fmt: skip
 @click.option(
+    "--gateway-account", "gateway_accounts", multiple=True, metavar="[NAMESPACE:]NAME",
+    help="A service account of gateways: its tokens, for the audience pilotlight, are valid for the endpoints of "
+    "gateways (kubernetes); repeatable.",
+)  # fmt: skip
+@click.option(
+    "--agent-account", "agent_accounts", multiple=True, metavar="[NAMESPACE:]NAME",
+    help="The same for agents of nodes; repeatable.",
+)  # fmt: skip
+@click.option(
     "--account", "accounts", multiple=True, metavar="[NAMESPACE:]NAME",
-    help="A service account whose tokens, for the audience pilotlight, may report (kubernetes); repeatable.",
+    help="Deprecated: a service account of gateways and agents alike; repeatable.",
 )  # fmt: skip
 @click.option(
     "--adoption/--no-adoption", default=True, show_default=True,
@@ -118,6 +128,11 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 @click.option("--contract-socket", type=FILE, help="Where gateways of this machine report.")
 @click.option("--contract-listen", type=AddressType(), help="Where gateways of other machines report.")
 @access_options
+@click.option("--agent-token-file", type=FILE, help="The tokens of agents; --token-file is then for gateways only.")
+@click.option(
+    "--agent-certificate-name", "agent_name", default="", metavar="NAME",
+    help="The DNS name in agents' certificates; all other certificates are then gateways'.",
+)  # fmt: skip
 @operations_option
 @health_option
 @state_option
@@ -128,8 +143,9 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 def autoscaler(  # noqa: PLR0917  click passes by keyword
     driver: str, namespace: str, scope: Literal["cluster", "namespace"], home: str,
     kubeconfig: Path | None, lease: str, identity: str, gateway_pods: str,
-    accounts: tuple[str, ...], adoption: bool, adopt_in: tuple[str, ...], watch_kubeai: bool, weights_store: str,
-    documents: Path,
+    gateway_accounts: tuple[str, ...], agent_accounts: tuple[str, ...], accounts: tuple[str, ...],
+    agent_token_file: Path | None, agent_name: str, adoption: bool, adopt_in: tuple[str, ...],
+    watch_kubeai: bool, weights_store: str, documents: Path,
     contract_socket: Path | None, contract_listen: Address | None,
     contract_cert_file: Path | None, contract_key_file: Path | None, contract_ca_file: Path | None,
     token_file: Path | None, ops: Address, health: Address | None, state: Path,
@@ -141,7 +157,8 @@ def autoscaler(  # noqa: PLR0917  click passes by keyword
 
     cluster = ClusterOptions(
         namespace=namespace, home=home, scope=scope, kubeconfig=kubeconfig, lease=lease, identity=identity,
-        gateway_pods=gateway_pods, accounts=accounts, adopt_in=(adopt_in or None) if adoption else (),
+        gateway_pods=gateway_pods, accounts=accounts, gateway_accounts=gateway_accounts,
+        agent_accounts=agent_accounts, adopt_in=(adopt_in or None) if adoption else (),
         watch_kubeai=watch_kubeai, weights_store=weights_store,
     )  # fmt: skip
     autoscaler_process.run(
@@ -151,7 +168,11 @@ def autoscaler(  # noqa: PLR0917  click passes by keyword
             documents=documents,
             contract_socket=contract_socket,
             contract_listen=contract_listen,
-            access=_access(contract_cert_file, contract_key_file, contract_ca_file, token_file),
+            access=replace(
+                _access(contract_cert_file, contract_key_file, contract_ca_file, token_file),
+                agent_token=agent_token_file,
+                agent_name=agent_name,
+            ),
             ops=ops,
             health=health,
             ops_fd=ops_fd,

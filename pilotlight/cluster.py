@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from autoscaler import engines, fold_leadership, mounts
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
-from autoscaler.door import Admits
+from autoscaler.door import AGENT, BOTH, GATEWAY, Admits, Roles
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import SharedDriver
 from autoscaler.fold import Observation
@@ -69,7 +69,11 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     weights_store: str = mounts.STORE
     """Of the agents, on their nodes."""
     accounts: tuple[str, ...] = ()
-    """Service accounts that may report: NAME, or NAMESPACE:NAME."""
+    """Service accounts of gateways and agents alike: NAME, or NAMESPACE:NAME."""
+    gateway_accounts: tuple[str, ...] = ()
+    """Of gateways only."""
+    agent_accounts: tuple[str, ...] = ()
+    """Of agents only."""
 
     @property
     def own_namespace(self) -> str:
@@ -77,10 +81,14 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.home or self.namespace
 
     @property
-    def users(self) -> tuple[str, ...]:
-        """The accounts as the API server names them."""
-        full = (one if ":" in one else f"{self.own_namespace}:{one}" for one in self.accounts)
-        return tuple(f"system:serviceaccount:{one}" for one in full)
+    def users(self) -> dict[str, Roles]:
+        """The accounts as the API server names them, each with its roles."""
+        found: dict[str, Roles] = {}
+        for accounts, roles in ((self.accounts, BOTH), (self.gateway_accounts, GATEWAY), (self.agent_accounts, AGENT)):
+            for one in accounts:
+                user = f"system:serviceaccount:{one if ':' in one else f'{self.own_namespace}:{one}'}"
+                found[user] = found.get(user, roles) | roles
+        return found
 
 
 class Cluster:

@@ -30,6 +30,10 @@ LINE_BYTES_MAX = 1 << 20
 ANSWER_BYTES_MAX = 64 << 10
 """Of one that is asked for."""
 
+HINTS = {
+    401: ": --token-file must hold one of its tokens",
+    403: ": the token or certificate must be an agent's, and of this node",
+}
 Token = Callable[[], str]
 Tls = Callable[[], ssl.SSLContext]
 
@@ -142,6 +146,5 @@ class HttpWay:
 def _said(error: BaseException) -> str:
     """Why it was not taken, without an address."""
     if isinstance(error, aiohttp.ClientResponseError):
-        hint = ": --token-file must hold one of its tokens" if error.status == 401 else ""
-        return f"it answered {error.status}{hint}"
+        return f"it answered {error.status}{HINTS.get(error.status, '')}"
     return type(error).__name__

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import click
@@ -15,11 +17,11 @@ import pytest
 
 from autoscaler import door
 from autoscaler.contract import GatewayId, NodeReport, Report, RoutesDelta
-from autoscaler.door import Admits, Admitted, Door
-from autoscaler.serve import ContractServer
+from autoscaler.door import AGENT, BOTH, GATEWAY, Admits, Admitted, Door, Roles
+from autoscaler.serve import ENDPOINTS, ContractServer
 from gateway.link import HttpLink
 from gateway.sync import LinkError
-from pilotlight import access, renewal
+from pilotlight import access, certificates, renewal
 from pilotlight.access import Access
 from pilotlight.certificates import Identity
 from pilotlight.listen import Address
@@ -118,6 +120,104 @@ async def test_a_token_that_is_bound_to_a_node_speaks_for_no_other(bound: str, s
                 assert answer.status == status
 
 
+async def statuses(url: str, token: str = "", tls: ssl.SSLContext | bool = True) -> dict[str, int]:
+    """What each endpoint of the contract answers to a valid request with this token."""
+    node = msgspec.json.encode(NodeReport(node="n1", boot="b", sequence=1))
+    posts = {"/v1/report": msgspec.json.encode(REPORT), "/v1/node": node}
+    query = {"gateway": "g1", "boot": "b", "node": "n1", "artifact": "oci://r.io/a:1"}
+    found: dict[str, int] = {}
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for path in ENDPOINTS:
+            method = "POST" if path in posts else "GET"
+            async with session.request(method, url + path, params=query, data=posts.get(path), ssl=tls) as answer:
+                found[path] = answer.status
+    return found
+
+
+def permitted(roles: Roles) -> dict[str, int]:
+    """The same for a client of these roles."""
+    return {path: 200 if role in roles else 403 for path, role in ENDPOINTS.items()}
+
+
+def test_each_endpoint_of_the_contract_is_for_one_role() -> None:
+    stepped = SteppedLoop(world([A], [device()]))
+    app = ContractServer(stepped.loop).application()
+    assert {one.canonical for one in app.router.resources()} == ENDPOINTS.keys()
+
+
+@pytest.mark.parametrize("roles", [GATEWAY, AGENT, BOTH])
+async def test_a_service_account_reaches_the_endpoints_of_its_roles_only(roles: Roles) -> None:
+    async def admits(_: str) -> Admitted | None:
+        return Admitted(roles=roles)
+
+    async with autoscaler(Access(), admits) as (url, _):
+        assert await statuses(url, OTHER) == permitted(roles)
+
+
+async def test_with_two_token_files_each_token_reaches_the_endpoints_of_its_role_only(
+    token: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with autoscaler(Access(token=token)) as (url, _):
+        assert await statuses(url, TOKEN) == permitted(BOTH), "one file is for both, as before"
+    agents = written(tmp_path / "agents", OTHER)
+    async with autoscaler(Access(token=token, agent_token=agents)) as (url, _):
+        assert await statuses(url, TOKEN) == permitted(GATEWAY)
+        assert await statuses(url, OTHER) == permitted(AGENT)
+        assert set((await statuses(url, "0" * 32)).values()) == {401}
+        caplog.clear()
+        async with link(url, Access(token=agents)) as one:
+            with pytest.raises(LinkError):
+                await one.report(REPORT)
+    refused, distrusted = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert refused == "event=contract_refused reason='/v1/report is for the role gateway, not agent'"
+    assert "the autoscaler refuses our token or certificate: it must be a gateway's" in distrusted
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "roles"),
+    [
+        ("pilotlight-agent", "pilotlight-agent", AGENT),
+        ("pilotlight-gateway", "pilotlight-agent", GATEWAY),
+        ("pilotlight-agent", "", BOTH),
+    ],
+)
+async def test_a_client_certificate_has_the_role_of_its_name(
+    tmp_path: Path, name: str, given: str, roles: Roles
+) -> None:
+    pair = write(tmp_path, "client", leaf(OURS, name))
+    shown = Identity(cert=pair.cert, key=pair.key, ca=write_authority(tmp_path, OURS))
+    async with autoscaler(Access(identity=mutual(tmp_path), agent_name=given)) as (url, _):
+        assert await statuses(url, tls=certificates.client(shown)) == permitted(roles)
+
+
+async def test_a_certificate_and_a_token_of_different_roles_open_nothing(tmp_path: Path, token: Path) -> None:
+    pair = write(tmp_path, "client", leaf(OURS, "pilotlight-agent"))
+    shown = Identity(cert=pair.cert, key=pair.key, ca=write_authority(tmp_path, OURS))
+    both = Access(
+        identity=mutual(tmp_path), token=token, agent_token=written(tmp_path / "agents", OTHER),
+        agent_name="pilotlight-agent",
+    )  # fmt: skip
+    async with autoscaler(both) as (url, _):
+        assert set((await statuses(url, TOKEN, certificates.client(shown))).values()) == {403}
+        assert await statuses(url, OTHER, certificates.client(shown)) == permitted(AGENT)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "roles"),
+    [
+        ({"subject": ((("commonName", "a"),),)}, AGENT),
+        ({"subject": ((("organizationName", "a"),), (("commonName", "b"),))}, GATEWAY),
+        ({"subject": ((("commonName", "a"),),), "subjectAltName": (("DNS", "b"),)}, GATEWAY),
+        ({"subjectAltName": (("IP Address", "a"), ("DNS", "A"), ("DNS", "b"))}, GATEWAY),
+        ({"subjectAltName": (("DNS", "b"), ("DNS", "a"))}, AGENT),
+        ({}, GATEWAY),
+    ],
+)
+def test_the_common_name_counts_only_without_dns_names(certificate: dict[str, Any], roles: Roles) -> None:
+    assert door.certified(certificate, "a") == roles
+
+
 async def test_a_token_that_somebody_else_vouches_for_is_let_in_beside_the_shared_secret(
     token: Path, tmp_path: Path
 ) -> None:
@@ -171,11 +271,11 @@ async def test_a_wrong_token_or_none_is_refused_without_a_detail_and_told_once_o
 async def test_who_is_sent_away_is_told_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     times_s = iter((0.0, 1.0, door.SAY_EVERY_S - 1, door.SAY_EVERY_S, door.SAY_EVERY_S + 1))
     one = Door(lambda: (TOKEN,), lambda: next(times_s))
-    assert one.admits(f"Bearer {TOKEN}")
-    assert one.admits(f"bearer {TOKEN}")
+    assert one.roles(f"Bearer {TOKEN}") == BOTH
+    assert one.roles(f"bearer {TOKEN}") == BOTH
     for wrong in ("", "Bearer", f"Bearer {TOKEN} ", f"Bearer {TOKEN[:-1]}", f"Bearer \udcff{TOKEN}", TOKEN):
-        assert not one.admits(wrong)
-    assert not Door(list).admits("Bearer "), "no token in force lets nobody in"
+        assert not one.roles(wrong)
+    assert not Door(list).roles("Bearer "), "no token in force lets nobody in"
     for _ in range(5):
         one.refused()
     assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["times=1", "times=3"]
@@ -262,6 +362,8 @@ async def test_a_new_certificate_of_the_autoscaler_is_shown_to_new_connections(
         (LOOPBACK, Access(), "anybody could report: give --token-file"),
         (Address("10.0.0.1", 1), Access(token=Path("t")), "it needs TLS here"),
         (LOOPBACK, Access(identity=Identity(ca=Path("c"))), "it needs TLS here"),
+        (LOOPBACK, Access(agent_token=Path("t")), "gateways could not report: give --token-file, too"),
+        (LOOPBACK, Access(token=Path("t"), agent_name="a"), "no client shows a certificate: give --contract-ca-file"),
     ],
 )
 def test_a_port_that_anybody_could_use_or_read_is_refused(address: Address, given: Access, says: str) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import cast
 
 import pytest
 
-from autoscaler.door import Admitted
+from autoscaler.door import AGENT, BOTH, GATEWAY, Admitted, Roles
 from autoscaler.drivers.kubernetes import tokens as tokens_
 from autoscaler.drivers.kubernetes.api import Api, Object
 from autoscaler.drivers.kubernetes.tokens import AGAIN_MAX, ASKED_MAX, KEPT_MAX, KEPT_S, NODE, STANDS_S, Tokens
 
 US = "system:serviceaccount:n:gateway"
+AGENTS = "system:serviceaccount:n:agent"
 
 
 class Server:
@@ -21,7 +22,7 @@ class Server:
 
     def __init__(self) -> None:
         self.good: set[str] = set()
-        self.hangs, self.node = False, ""
+        self.hangs, self.node, self.user = False, "", US
         self.asked: list[str] = []
         self._goes_on = asyncio.Event()
 
@@ -38,15 +39,15 @@ class Server:
             await self._goes_on.wait()
         if token not in self.good:
             return {"status": {"authenticated": False}}
-        user = {"username": US, **({"extra": {NODE: [self.node]}} if self.node else {})}
+        user = {"username": self.user, **({"extra": {NODE: [self.node]}} if self.node else {})}
         return {"status": {"authenticated": True, "audiences": ["pilotlight"], "user": user}}
 
 
 class House:
-    def __init__(self) -> None:
+    def __init__(self, users: Mapping[str, Roles]) -> None:
         self.now_s = 0.0
         self.server = Server()
-        self.tokens = Tokens(cast("Api", self.server), (US,), clock=lambda: self.now_s)
+        self.tokens = Tokens(cast("Api", self.server), users, clock=lambda: self.now_s)
 
     async def let_in(self, *names: str) -> None:
         self.server.good.update(names)
@@ -60,7 +61,7 @@ class House:
 
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
-    made = House()
+    made = House({US: BOTH})
     yield made
     await made.tokens.close()
 
@@ -89,6 +90,17 @@ async def test_of_a_token_that_is_bound_to_a_pod_its_node_is_known(house: House)
     house.server.node = "n1"
     assert await house.tokens.admits("ours") == await house.tokens.admits("ours") == Admitted(node="n1")
     assert house.server.asked == ["unbound", "ours"]
+
+
+async def test_a_token_has_the_roles_of_its_service_account() -> None:
+    house = House({US: GATEWAY, AGENTS: AGENT})
+    house.server.good.update(("gateway", "agent", "other"))
+    found = []
+    for shown, user in (("gateway", US), ("agent", AGENTS), ("other", "system:serviceaccount:n:other")):
+        house.server.user = user
+        found.append(await house.tokens.admits(shown))
+    assert found == [Admitted(roles=GATEWAY), Admitted(roles=AGENT), None]
+    await house.tokens.close()
 
 
 async def test_strangers_do_not_take_the_place_of_who_is_known(house: House) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
 import re
 import subprocess
@@ -13,6 +14,7 @@ import helm_python
 import jsonschema
 import pytest
 import yaml
+from cryptography import x509
 
 from autoscaler import documents, quantity
 from pilotlight import gateway_process
@@ -281,6 +283,60 @@ def test_wrong_values_are_refused_in_a_sentence(values: Values, said: str) -> No
     with pytest.raises(helm_python.HelmError) as refused:
         texts(values)
     assert said in str(refused.value)
+
+
+def words(values: Values, component: str) -> list[str]:
+    """The command line of a component's container."""
+    ((_, spec),) = [one for one in pod_specs(values) if one[0] == component]
+    found: list[str] = spec["containers"][0]["args"]
+    return found
+
+
+AGENTS: Values = {"agent": {"enabled": True}}
+SECRETS: Values = {"server": "a", "client": "b"}
+
+
+def test_the_accounts_of_gateways_and_agents_are_named_apart() -> None:
+    accounts = [word for word in words(AGENTS, "autoscaler") if "account" in word]
+    assert accounts == [
+        "--gateway-account=pl-pilotlight-gateway",
+        "--agent-account=pilotlight-agents:pl-pilotlight-agent",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("contract", "secret", "named"),
+    [
+        ({}, "pl-pilotlight-contract-agent", True),
+        (
+            {"certificates": "certManager", "issuer": {"name": "i", "kind": "ClusterIssuer"}},
+            "pl-pilotlight-contract-agent",
+            True,
+        ),
+        ({"certificates": "secret", "secret": {**SECRETS, "agent": "c"}}, "c", True),
+        ({"certificates": "secret", "secret": SECRETS}, "b", False),
+    ],
+)
+def test_agents_show_a_certificate_of_their_own(contract: Values, secret: str, named: bool) -> None:
+    values = {**AGENTS, "contract": {**contract, "auth": "certificate"}}
+    assert ("--agent-certificate-name=pilotlight-agent" in words(values, "autoscaler")) is named
+    ((_, spec),) = [one for one in pod_specs(values) if one[0] == "agent"]
+    (volume,) = [one for one in spec["volumes"] if one["name"] == "contract"]
+    assert volume["secret"]["secretName"] == secret
+
+
+def test_generated_certificates_have_the_name_of_their_role() -> None:
+    values = {**AGENTS, "contract": {"auth": "certificate"}}
+    for side, name in (("client", "pilotlight-gateway"), ("agent", "pilotlight-agent")):
+        pem = base64.b64decode(named(values, "Secret", f"pl-pilotlight-contract-{side}")["data"]["tls.crt"])
+        names = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        assert names.value.get_values_for_type(x509.DNSName) == [name]
+
+
+def test_with_tokens_agents_mount_no_certificate() -> None:
+    ((_, spec),) = [one for one in pod_specs(AGENTS) if one[0] == "agent"]
+    (volume,) = [one for one in spec["volumes"] if one["name"] == "contract"]
+    assert [item["key"] for item in volume["secret"]["items"]] == ["ca.crt"]
 
 
 def test_notes_say_what_is_off() -> None:

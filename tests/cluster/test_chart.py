@@ -6,6 +6,7 @@ Pods are processes of this machine that have exactly the bound tokens, files and
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import random
 import re
@@ -370,6 +371,17 @@ async def definitions_can_be_changed(release: Release) -> None:
         assert changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] == told
 
 
+async def agents_get_a_certificate_of_their_own(release: Release, before: Object) -> None:
+    """Autoscalers accept the authority that signs it; gateways keep their certificates."""
+    agents = f"{release.namespace}-agents"
+    await release.upgrade(agent={"enabled": True, "namespace": agents}, contract={"auth": "certificate"})
+    async with asyncio.timeout(WAIT_S_MAX):
+        await the_agent_is_heard(release)
+    after = (await release.get("secrets", f"{NAME}-contract-server"))["data"]
+    assert {key for key in after if after[key] != before[key]} == {"ca.crt"}
+    assert base64.b64decode(after["ca.crt"]).startswith(base64.b64decode(before["ca.crt"]).strip())
+
+
 @pytest.mark.standard
 async def test_install_upgrade_rollback_uninstall(release: Release) -> None:
     await release.install()
@@ -378,6 +390,7 @@ async def test_install_upgrade_rollback_uninstall(release: Release) -> None:
     await release.upgrade(gateway={"replicas": 3})
     assert (await release.get("deployments", f"{NAME}-gateway"))["status"]["readyReplicas"] == 3
     assert (await release.get("secrets", f"{NAME}-contract-server"))["data"] == secret, "upgrades keep certificates"
+    await agents_get_a_certificate_of_their_own(release, secret)
     await asyncio.to_thread(release.config.rollback, RELEASE, version=1, **WAITED)
     assert (await release.get("deployments", f"{NAME}-gateway"))["spec"]["replicas"] == 2
     await asyncio.to_thread(release.config.uninstall, RELEASE, **WAITED)

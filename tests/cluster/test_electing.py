@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import GatewayId
-from autoscaler.door import Admitted
+from autoscaler.door import AGENT, BOTH, GATEWAY, Admitted
 from autoscaler.drivers.kubernetes import gateways
 from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import Api, FencedError, Object
@@ -212,10 +212,12 @@ async def test_a_gateway_whose_pod_ended_before_we_looked_is_gone_and_a_stranger
 async def test_only_the_named_accounts_tokens_for_our_audience_are_let_in(
     api: Api, namespace: str, plane: Plane
 ) -> None:
-    for name in ("gateway", "other"):
+    for name in ("gateway", "agent", "other"):
         await make_account(api, namespace, name)
     now_s = 0.0
-    users = (f"system:serviceaccount:{namespace}:gateway",)
+    users = {
+        f"system:serviceaccount:{namespace}:{name}": roles for name, roles in (("gateway", GATEWAY), ("agent", AGENT))
+    }
     tokens = Tokens(api, users, clock=lambda: now_s)
     ours = await token(api, namespace, "gateway", audiences=["pilotlight"])
     new = await token(api, namespace, "gateway", audiences=["pilotlight"])
@@ -225,6 +227,8 @@ async def test_only_the_named_accounts_tokens_for_our_audience_are_let_in(
         return await tokens.admits(shown) is not None
 
     await until(lambda: taken(ours))  # a question without an answer in time is a refusal
+    agents = await tokens.admits(await token(api, namespace, "agent", audiences=["pilotlight"]))
+    assert agents == Admitted(roles=AGENT)
     assert not await tokens.admits(for_the_api_server)
     assert not await tokens.admits(await token(api, namespace, "other", audiences=["pilotlight"]))
     assert not await tokens.admits(ours[:-4] + "AAAA")
@@ -237,7 +241,7 @@ async def test_only_the_named_accounts_tokens_for_our_audience_are_let_in(
     plane.signal_part("kube-apiserver", signal.SIGSTOP)
     try:
         known, unknown = await asyncio.gather(tokens.admits(ours), tokens.admits(new))
-        assert (known, unknown) == (Admitted(), None), "what was said last stands; nobody new is let in"
+        assert (known, unknown) == (Admitted(roles=GATEWAY), None), "what was said last stands; nobody new is let in"
         now_s += STANDS_S
         assert not await tokens.admits(ours)
     finally:
@@ -256,7 +260,7 @@ async def test_of_a_token_that_is_bound_to_a_pod_the_api_server_says_its_node(
     uid = (await api.create(f"/api/v1/namespaces/{namespace}/pods", pod))["metadata"]["uid"]
     bound = {"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": uid}
     shown = await token(api, namespace, "agent", audiences=["pilotlight"], boundObjectRef=bound)
-    tokens, found = Tokens(api, (f"system:serviceaccount:{namespace}:agent",)), list[str]()
+    tokens, found = Tokens(api, {f"system:serviceaccount:{namespace}:agent": BOTH}), list[str]()
 
     async def known() -> bool:
         admitted = await tokens.admits(shown)

@@ -14,10 +14,10 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from autoscaler.door import Admitted
+from autoscaler.door import Admitted, Roles
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 
 AUDIENCE = "pilotlight"
@@ -41,17 +41,20 @@ _log = logging.getLogger(__name__)
 
 
 class Tokens:
-    """Lets in the service accounts `users` (`system:serviceaccount:NAMESPACE:NAME`). `api` has no fence."""
+    """Admits the service accounts `users` (`system:serviceaccount:NAMESPACE:NAME`), each with its roles.
+
+    `api` has no fence.
+    """
 
     def __init__(
         self,
         api: Api,
-        users: Collection[str],
+        users: Mapping[str, Roles],
         audience: str = AUDIENCE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
-        self._users = frozenset(users)
+        self._users = users
         self._audience = audience
         self._clock = clock
         self._let_in: dict[bytes, tuple[float, Admitted]] = {}
@@ -111,13 +114,13 @@ class Tokens:
             return None
         user = status.get("user") or {}
         ours = self._audience in (status.get("audiences") or ())
-        admitted = bool(status.get("authenticated")) and ours and user.get("username", "") in self._users
+        roles = self._users.get(user.get("username", ""))
         for kept in (self._let_in, self._refused):
             kept.pop(key, None)
-        if not admitted:
+        if roles is None or not ours or not status.get("authenticated"):
             _put(self._refused, key, self._clock())
             return None
-        found = Admitted(node=_node(user))
+        found = Admitted(node=_node(user), roles=roles)
         _put(self._let_in, key, (self._clock(), found))
         return found
 

@@ -107,13 +107,25 @@ yes
 {{ include "pilotlight.name" . }}-autoscaler.{{ .Release.Namespace }}.svc
 {{- end -}}
 
-{{/* (root, server|client) -> the Secret with its certificates. */}}
+{{/* The DNS name in agents' certificates. */}}
+{{- define "pilotlight.agentCertificate" -}}
+pilotlight-agent
+{{- end -}}
+
+{{/* Whether agents have a certificate of their own; without contract.secret.agent they show the gateways'. */}}
+{{- define "pilotlight.agentsCertified" -}}
+{{- if or (ne .Values.contract.certificates "secret") .Values.contract.secret.agent }}yes{{ end -}}
+{{- end -}}
+
+{{/* (root, server|client|agent) -> the Secret with its certificates. */}}
 {{- define "pilotlight.contractSecret" -}}
 {{- $root := index . 0 -}}
+{{- $side := index . 1 -}}
 {{- if eq $root.Values.contract.certificates "secret" -}}
-{{- required (printf "contract.secret.%s: name the Secret, or set contract.certificates: generated" (index . 1)) (index $root.Values.contract.secret (index . 1)) -}}
+{{- if and (eq $side "agent") (not $root.Values.contract.secret.agent) }}{{ $side = "client" }}{{ end -}}
+{{- required (printf "contract.secret.%s: name the Secret, or set contract.certificates: generated" $side) (index $root.Values.contract.secret $side) -}}
 {{- else -}}
-{{ include "pilotlight.name" $root }}-contract-{{ index . 1 }}
+{{ include "pilotlight.name" $root }}-contract-{{ $side }}
 {{- end -}}
 {{- end -}}
 
