@@ -11,9 +11,10 @@ clocks of two machines have nothing in common; who receives a message turns them
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NewType, TypeVar
+from typing import Annotated, NewType, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 T = TypeVar("T")
 
@@ -36,6 +37,23 @@ NODE_EXPIRY_S = 10.0
 """A node's report that is older says nothing about now."""
 LEADER_SILENT_S = 5.0
 """A gateway that heard nothing for so long falls back to the stated bound of interfaces section 6."""
+
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z"
+"""Of a gateway (its pod's name, `--id`) and of a boot."""
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,511}\Z"
+"""Of a Model, a Tenant and a Replica: two names of at most 253 characters, as in `namespace/name`."""
+COUNT_MAX = 1_000_000
+"""Requests, holds and failures at one gateway."""
+TOTAL_MAX = (1 << 53) - 1
+"""Versions, sequences and sums since a boot: what JSON numbers carry exactly."""
+AGE_S_MAX = 1e9
+ROWS_MAX = 100_000
+"""Rows of one kind in a report."""
+Id = Annotated[str, Meta(pattern=ID_PATTERN)]
+Number = Annotated[int, Meta(ge=0, le=TOTAL_MAX)]
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Age = Annotated[float, Meta(ge=-AGE_S_MAX, le=AGE_S_MAX)]
+"""Seconds; a clock that was set back makes one negative."""
 
 DEFAULT_TENANT = TenantName("default")
 """Whose Calls they are when no key is needed."""
@@ -202,13 +220,13 @@ class RoutesDelta(Message, frozen=True):
 class Level(Message, frozen=True):
     """Demand of one (Model, Tenant, priority) at one gateway, now. A report lists all that are not zero."""
 
-    model: ModelName
-    tenant: TenantName
-    priority: int = 0
-    waiting: int = 0
-    running: int = 0
-    oldest_wait_s: float = 0.0
-    soonest_deadline_s: float | None = None
+    model: Annotated[ModelName, Meta(pattern=NAME_PATTERN)]
+    tenant: Annotated[TenantName, Meta(pattern=NAME_PATTERN)]
+    priority: Annotated[int, Meta(ge=-COUNT_MAX, le=COUNT_MAX)] = 0
+    waiting: Count = 0
+    running: Count = 0
+    oldest_wait_s: Age = 0.0
+    soonest_deadline_s: Age | None = None
 
 
 class Total(Message, frozen=True):
@@ -217,46 +235,49 @@ class Total(Message, frozen=True):
     Those of a Model that was gone from catalogue and Routes may begin at 0 again.
     """
 
-    model: ModelName
-    tenant: TenantName
-    admitted: int = 0
-    refused_cold: int = 0
+    model: Annotated[ModelName, Meta(pattern=NAME_PATTERN)]
+    tenant: Annotated[TenantName, Meta(pattern=NAME_PATTERN)]
+    admitted: Number = 0
+    refused_cold: Number = 0
     """Calls refused because the Model is cold: each is demand for one start."""
-    finished: int = 0
-    busy_slot_us: int = 0
-    waiting_call_us: int = 0
-    tokens_in: int = 0
-    tokens_out: int = 0
-    idle_s: float = 0.0
+    finished: Number = 0
+    busy_slot_us: Number = 0
+    waiting_call_us: Number = 0
+    tokens_in: Number = 0
+    tokens_out: Number = 0
+    idle_s: Age = 0.0
     """Age of the last activity (arrival or finish) of this pair at this gateway."""
-    retry_after_s: float = 0.0
+    retry_after_s: Age = 0.0
     """The longest Retry-After given to a refused_cold Call: a start nobody waits for any more is held twice as long."""
 
 
 class ReplicaUse(Message, frozen=True):
     """One Replica as this gateway uses it: the hold it acts on, Calls on it, and what connections tell."""
 
-    replica: ReplicaId
-    hold: int = 0
-    in_use: int = 0
-    connect_failures: int = 0
+    replica: Annotated[ReplicaId, Meta(pattern=NAME_PATTERN)]
+    hold: Count = 0
+    in_use: Count = 0
+    connect_failures: Count = 0
     """Consecutive failed connects; the gateway has stopped using the Replica until it is confirmed."""
-    last_byte_age_s: float | None = None
+    last_byte_age_s: Age | None = None
     """Since a byte of an answer last came from it to this gateway, to within about 0.2 s; None: none ever did."""
 
 
 class Report(Message, frozen=True):
-    """What one gateway has, as levels. It also acknowledges: `epoch` and `version` are the Routes it acts on."""
+    """What one gateway has, as levels. It also acknowledges: `epoch` and `version` are the Routes it acts on.
 
-    gateway: GatewayId
-    boot: str
+    Ids and numbers are bounded: the reader raises msgspec.ValidationError that names the field.
+    """
+
+    gateway: Annotated[GatewayId, Meta(pattern=ID_PATTERN)]
+    boot: Id
     """Differs at every start of the gateway: cumulative counts and holds begin anew."""
-    sequence: int
-    epoch: int = 0
-    version: int = 0
-    levels: tuple[Level, ...] = ()
-    totals: tuple[Total, ...] = ()
-    replicas: tuple[ReplicaUse, ...] = ()
+    sequence: Number
+    epoch: Number = 0
+    version: Number = 0
+    levels: Annotated[tuple[Level, ...], Meta(max_length=ROWS_MAX)] = ()
+    totals: Annotated[tuple[Total, ...], Meta(max_length=ROWS_MAX)] = ()
+    replicas: Annotated[tuple[ReplicaUse, ...], Meta(max_length=ROWS_MAX)] = ()
 
 
 class DeviceReport(Message, frozen=True):
@@ -340,12 +361,12 @@ class NodeReport(Message, frozen=True):
     """What the agent of one node sees, whole: what it leaves out is not there. It counts for NODE_EXPIRY_S."""
 
     node: str
-    boot: str
+    boot: Id
     """Differs at every start of the agent."""
-    sequence: int
+    sequence: Number
     brings: bool = False
     """It brings weights that are wanted there."""
-    epoch: int = 0
+    epoch: Number = 0
     """The newest that it heard of, whose wants it acts on."""
     peer: str = ""
     """Where it gives them to agents of other nodes, `https://HOST:PORT`; empty: it does not."""
@@ -358,7 +379,7 @@ class NodeReport(Message, frozen=True):
     pods: tuple[PodDevices, ...] = ()
     uses: tuple[PodUse, ...] = ()
     """Of pods of which that can be told."""
-    age_s: float = 0.0
+    age_s: Age = 0.0
     """How long ago the agent began to look, when it said this."""
     attaches: bool = False
     """It takes Devices of a fabric that come to its node, and lets go of those that leave it."""

@@ -183,7 +183,8 @@ class Draft:
         before, gateways = self.before, self.gateways.now
         undivided = frozenset(self.undivided if self.settled else before.undivided | self.undivided)
         handed_over = self.world.handed_over
-        if not handed_over and self.world.synced and gateways and all(g.in_epoch or g.gone for g in gateways.values()):
+        heard = all(g.in_epoch or g.gone or g.lapsed for g in gateways.values())
+        if not handed_over and self.world.synced and gateways and heard:
             handed_over, undivided = True, undivided | self.by_model.now.keys()  # what was found may be divided now
         after = replace(
             self.world,

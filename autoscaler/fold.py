@@ -156,7 +156,7 @@ def _one(draft: Draft, observation: Observation) -> None:
         case FaultSeen():
             fold_faults.seen(draft, observation)
         case GatewaySeen():
-            fold_reports.gateway_seen(draft, observation.gateway, observation.boot)
+            fold_reports.gateway_seen(draft, observation)
         case GatewayGone():
             fold_reports.gateway_gone(draft, observation.gateway, observation.boot)
         case HistorySeen():

@@ -16,7 +16,7 @@ from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaU
 from autoscaler.draft import Draft, with_grant
 from autoscaler.fairness import lifted
 from autoscaler.indices import demand_in, expired, levels_of, uses_of
-from autoscaler.observations import Granted, Reported
+from autoscaler.observations import GatewaySeen, Granted, Reported
 from autoscaler.tenant import weight_of
 from autoscaler.world import Gateway, Grant, World
 
@@ -24,6 +24,8 @@ BOOTS_MAX = 8
 """Dead boots remembered per gateway: their reports may still come late."""
 GONE_KEPT_S = 60.0
 """A gateway proven dead is forgotten after this."""
+UNWATCHED_SILENT_S = 60.0
+"""A gateway whose process or pod nothing watches counts as gone after this silence."""
 
 
 def reported(draft: Draft, of: Reported) -> None:
@@ -45,7 +47,7 @@ def reported(draft: Draft, of: Reported) -> None:
     if known is None or before.gone:
         draft.news = True
         _all_undivided(draft)
-    after = replace(before, boot=report.boot, seen_s=seen_s, report=report, gone=False)
+    after = replace(before, boot=report.boot, seen_s=seen_s, report=report, gone=False, lapsed=False)
     uses, levels = uses_of(report), levels_of(after, draft.now_s)
     after = replace(
         after,
@@ -54,7 +56,7 @@ def reported(draft: Draft, of: Reported) -> None:
         uses=before.uses if uses == before.uses else uses,
         levels=before.levels if levels == before.levels else levels,
     )
-    if after.in_epoch and not before.in_epoch:
+    if before.lapsed or (after.in_epoch and not before.in_epoch):
         _all_undivided(draft)
     _totals(draft, before, report, seen_s)
     _demand(draft, before, after)
@@ -163,14 +165,18 @@ def granted(draft: Draft, moved: Granted) -> None:
         draft.gateways.put(id, replace(draft.gateways.now[id], grants=grants))
 
 
-def gateway_seen(draft: Draft, id: GatewayId, boot: str) -> None:
+def gateway_seen(draft: Draft, seen: GatewaySeen) -> None:
     """A gateway exists: it is known, whether or not it reports. One proven dead comes back with a new boot."""
+    id, boot = seen.gateway, seen.boot
     known = draft.gateways.now.get(id)
+    if known is not None and seen.watched and not known.watched and not (boot and known.boot and boot != known.boot):
+        known = replace(known, watched=True)
+        draft.gateways.put(id, known)
     if known is None:
-        draft.gateways.put(id, Gateway(id=id, boot=boot))
+        draft.gateways.put(id, Gateway(id=id, boot=boot, seen_s=draft.now_s, watched=seen.watched))
         draft.news = True
     elif boot and known.boot and boot != known.boot and boot not in known.boots_before:
-        draft.gateways.put(id, reborn(draft, known, boot))
+        draft.gateways.put(id, replace(reborn(draft, known, boot), seen_s=draft.now_s, watched=seen.watched))
         draft.news = True
 
 
@@ -178,9 +184,13 @@ def gateway_gone(draft: Draft, id: GatewayId, boot: str) -> None:
     """A gateway is proven dead: its demand and its holds are gone with it. Nothing if a later boot is known."""
     known = draft.gateways.now.get(id)
     if known is not None and not known.gone and not (boot and known.boot and boot != known.boot):
-        dead = replace(buried(draft, known), gone=True, gone_version=draft.version, seen_s=draft.now_s)
-        draft.gateways.put(id, dead)
-        draft.news = True
+        _end(draft, known)
+
+
+def _end(draft: Draft, gateway: Gateway) -> None:
+    dead = replace(buried(draft, gateway), gone=True, gone_version=draft.version, seen_s=draft.now_s, watched=False)
+    draft.gateways.put(gateway.id, dead)
+    draft.news = True
 
 
 def reborn(draft: Draft, gateway: Gateway, boot: str) -> Gateway:
@@ -194,17 +204,31 @@ def buried(draft: Draft, gateway: Gateway) -> Gateway:
     """The gateway without demand, use and holds: its process does not exist any more."""
     _all_undivided(draft)
     _silenced(draft, gateway)
-    return replace(gateway, report=None, in_epoch=False, grants={}, uses={}, levels={})
+    return replace(gateway, report=None, in_epoch=False, grants={}, uses={}, levels={}, lapsed=False)
 
 
 def expire(draft: Draft) -> None:
-    """The demand of a gateway that is silent too long is gone; its holds are not, because silent is not dead."""
+    """The demand of a gateway that is silent too long is gone; its holds are not, because silent is not dead.
+
+    Of a gateway that nothing watches the holds go, too, and later the gateway: nothing else would ever end them.
+    """
     for gateway in tuple(draft.gateways.now.values()):
-        if gateway.levels and expired(gateway, draft.now_s):
+        if not gateway.gone and not gateway.watched and draft.now_s >= gateway.seen_s + UNWATCHED_SILENT_S:
+            _end(draft, gateway)
+        elif (gateway.levels or _lapses(gateway)) and expired(gateway, draft.now_s):
             _silenced(draft, gateway)
-            draft.gateways.put(gateway.id, replace(gateway, levels={}))
+            after = replace(gateway, levels={})
+            if _lapses(gateway):
+                after = replace(after, lapsed=True, grants={})
+                draft.news = True
+                _all_undivided(draft)
+            draft.gateways.put(gateway.id, after)
         elif gateway.gone and draft.now_s - gateway.seen_s >= GONE_KEPT_S:
             draft.gateways.drop(gateway.id)
+
+
+def _lapses(gateway: Gateway) -> bool:
+    return not (gateway.watched or gateway.gone or gateway.lapsed)
 
 
 def _silenced(draft: Draft, gateway: Gateway) -> None:

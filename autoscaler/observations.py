@@ -157,6 +157,8 @@ class GatewaySeen(Fact, frozen=True):
     gateway: GatewayId
     boot: str = ""
     """Its boot where known: a new one proves the old one dead."""
+    watched: bool = False
+    """Its process or pod is watched: GatewayGone follows when it ends."""
 
 
 class GatewayGone(Fact, frozen=True):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import socket
 import struct
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -24,7 +25,16 @@ from aiohttp import web
 from autoscaler import nodeintake, publish
 from autoscaler.actions import Unmet
 from autoscaler.containment import Failure, attempt
-from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta, decoder
+from autoscaler.contract import (
+    ID_PATTERN,
+    CatalogueDelta,
+    GatewayId,
+    ModelName,
+    Report,
+    ReportAnswer,
+    RoutesDelta,
+    decoder,
+)
 from autoscaler.door import Door, Role, permits
 from autoscaler.fold_reports import repeats
 from autoscaler.loop import Loop, Step
@@ -36,6 +46,8 @@ from autoscaler.world import World
 HEARTBEAT_S = 1.0
 """A stream with no news says so this often: five missed ones are a silent leader."""
 REPORT_BYTES_MAX = 16 << 20
+GATEWAYS_MAX = 1000
+"""Known at once; a request of another is refused."""
 ENDPOINTS: Final[Mapping[str, Role]] = {
     "/v1/report": "gateway", "/v1/routes": "gateway", "/v1/catalogue": "gateway",
     "/v1/node": "agent", "/v1/wants": "agent", "/v1/peers": "agent",
@@ -44,6 +56,7 @@ ENDPOINTS: Final[Mapping[str, Role]] = {
 
 _encode = msgspec.json.Encoder().encode
 _decode_report = decoder(Report)
+_ID = re.compile(ID_PATTERN)
 
 D = TypeVar("D", CatalogueDelta, RoutesDelta)
 BLANK = b""
@@ -166,16 +179,27 @@ class ContractServer:
             report = _decode_report(await request.read())
         except msgspec.DecodeError as error:
             return web.json_response({"error": f"not a report: {error}"}, status=400)
+        if report.epoch == self._loop.world.epoch and report.version > self._loop.world.version:
+            why = "not a report: Routes of this version were never sent - at `$.version`"
+            return web.json_response({"error": why}, status=400)
+        if (refused := self._too_many(report.gateway)) is not None:
+            return refused
         answer = take_report(self._loop, report)
         await asyncio.sleep(0)  # the loop decides first: somebody waits for that, and nobody for the answer
         return web.Response(body=_encode(answer), content_type="application/json")
 
     async def _routes(self, request: web.Request) -> web.StreamResponse:
         gateway, boot = GatewayId(request.query.get("gateway", "")), request.query.get("boot", "")
-        if not gateway:
-            return web.json_response({"error": "which gateway? ?gateway=ID"}, status=400)
-        self._loop.observe((GatewaySeen(gateway=gateway, boot=boot),))
-        self._watch_peer(request, gateway, boot)
+        if not _ID.search(gateway):
+            return web.json_response({"error": "which gateway? ?gateway=ID of letters, digits or ._-"}, status=400)
+        if boot and not _ID.search(boot):
+            return web.json_response({"error": "`boot` is longer than 253 letters, digits or ._-"}, status=400)
+        if (refused := self._too_many(gateway)) is not None:
+            return refused
+        pid = _peer(request)
+        self._loop.observe((GatewaySeen(gateway=gateway, boot=boot, watched=pid is not None),))
+        if pid is not None:
+            self._watch.watch(gateway, pid, lambda: self._loop.observe((GatewayGone(gateway=gateway, boot=boot),)))
         return await self._stream(request, self._feed.routes(gateway, boot))
 
     async def _catalogue(self, request: web.Request) -> web.StreamResponse:
@@ -193,14 +217,22 @@ class ContractServer:
                 pass  # the gateway left; it comes back by itself
         return response
 
-    def _watch_peer(self, request: web.Request, gateway: GatewayId, boot: str) -> None:
-        """Learns the gateway's process from the socket, where the socket can tell (Unix, SO_PEERCRED)."""
-        transport = request.transport
-        peer = transport.get_extra_info("socket") if transport is not None else None
-        if peer is None or peer.family != socket.AF_UNIX:
-            return
-        pid, _, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-        self._watch.watch(gateway, pid, lambda: self._loop.observe((GatewayGone(gateway=gateway, boot=boot),)))
+    def _too_many(self, gateway: GatewayId) -> web.Response | None:
+        """The answer to a gateway that is one too many."""
+        known = self._loop.world.gateways
+        if gateway in known or len(known) < GATEWAYS_MAX:
+            return None
+        error = f"{GATEWAYS_MAX} gateways are known: those that ended are forgotten after two minutes"
+        return web.json_response({"error": error}, status=503)
+
+
+def _peer(request: web.Request) -> int | None:
+    """The process of the gateway, where the socket reports it (Unix, SO_PEERCRED)."""
+    peer = request.get_extra_info("socket")
+    if peer is None or peer.family != socket.AF_UNIX:
+        return None
+    pid, _, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(pid)
 
 
 def take_report(loop: Loop, report: Report) -> ReportAnswer:

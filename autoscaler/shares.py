@@ -70,12 +70,12 @@ def _divide_model(world: World, model: ModelName, now_s: float) -> list[tuple[Ga
     ready = [
         replica for replica in known if replica.state is ReplicaState.READY and (world.handed_over or not replica.found)
     ]
-    holders = sorted((g for g in world.gateways.values() if g.in_epoch and not g.gone), key=lambda g: g.id)
+    living = [g for g in world.gateways.values() if not g.gone and not g.lapsed]
+    holders = sorted((g for g in living if g.in_epoch), key=lambda g: g.id)
     if not ready or not holders:
         return []
     wishes = _wishes(world, model, ready, holders, now_s)
     targets = _laid_out(ready, holders, wishes)
-    living = [g for g in world.gateways.values() if not g.gone]
     moved: list[tuple[GatewayId, ReplicaId, int]] = []
     for replica in ready:
         moved += _moves(replica, living, holders, {g.id: targets[g.id][replica.id] for g in holders}, wishes)

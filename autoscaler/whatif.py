@@ -146,7 +146,7 @@ class _Case:
 
     def answer(self, now_s: float, rounds: int) -> Answer:
         """Everything that happens within so many looks."""
-        self._fold((GatewaySeen(gateway=GATEWAY),), now_s)
+        self._fold((GatewaySeen(gateway=GATEWAY, watched=True),), now_s)
         planner, plan, more = Planner(), Plan(), True
         for _ in range(rounds):
             now_s += STEP_S

@@ -233,8 +233,12 @@ class Gateway(Fact, frozen=True):
     """Per Replica, newest last, holds strictly falling: at most `slots` + 1. Version 0: echoed, never sent."""
     totals: dict[tuple[ModelName, TenantName], Total] = {}
     """The last cumulative counts of this boot."""
+    watched: bool = False
+    """Its process or pod is watched, so its end will be observed; else nothing proves that it exists."""
+    lapsed: bool = False
+    """It is not watched and its last report has expired: its slots go to other gateways."""
     gone: bool = False
-    """Proven dead (its process or pod does not exist), which silence alone is not."""
+    """Its process or pod does not exist, which the silence of a watched gateway does not prove."""
     gone_version: int = 0
     """Of the Routes made when it was: nobody dead acts on them."""
 

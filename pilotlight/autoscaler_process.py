@@ -141,7 +141,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     loop.listeners += listeners(metrics, preflight, cpu_bound, log)
     tell(seen(documents))
     tutor = remember(histories, loop, Tutor(loop, LessonFile(state), clock))
-    loop.observe([GatewaySeen(gateway=GatewayId(path.stem)) for path in options.gateway_sockets])
+    loop.observe([GatewaySeen(gateway=GatewayId(path.stem), watched=True) for path in options.gateway_sockets])
     files = Files()
     orders = take_orders(state, loop, clock, house)
     operations = OperationsServer(

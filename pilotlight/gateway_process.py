@@ -9,6 +9,7 @@ import asyncio
 import functools
 import logging
 import os
+import re
 import secrets
 import ssl
 import time
@@ -19,7 +20,7 @@ import click
 import msgspec
 from aiohttp import web
 
-from autoscaler.contract import GatewayId
+from autoscaler.contract import ID_PATTERN, GatewayId
 from gateway.front import Front
 from gateway.handshake import Handshakes
 from gateway.limits import Limits
@@ -67,6 +68,8 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: GatewayOptions) -> None:
     """Runs until SIGTERM, then drains."""
     check_reach(options)
+    if not re.search(ID_PATTERN, options.id):
+        raise click.UsageError("--id: expected at most 253 letters, digits or ._-, the first a letter or digit")
     if options.parent is not None:
         process.die_with_parent(options.parent)
     process.run(serve(options))

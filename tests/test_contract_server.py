@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -18,10 +20,11 @@ from pytest_aiohttp import AiohttpClient
 
 from autoscaler import serve
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta
+from autoscaler.fold_reports import GONE_KEPT_S, UNWATCHED_SILENT_S
 from autoscaler.loop import TICK_S_MAX, Loop
 from autoscaler.model import Model
 from autoscaler.observations import DocumentsSeen, GatewayGone
-from autoscaler.serve import ContractServer, Feed
+from autoscaler.serve import GATEWAYS_MAX, ContractServer, Feed, take_report
 from autoscaler.world import World
 from tests.kit.steps import IdleDriver, SteppedLoop
 from tests.kit.waiting import until
@@ -30,6 +33,7 @@ from tests.sim.virtual import run
 
 pytestmark = pytest.mark.standard
 
+WHICH = "which gateway? ?gateway=ID of letters, digits or ._-"
 Client = TestClient[web.Request, web.Application]
 A = model("a")
 
@@ -223,10 +227,85 @@ async def test_a_reader_that_was_slow_gets_one_larger_delta() -> None:
     assert delta.version == loop.loop.world.version
 
 
+ODD: list[object] = [None, -1, 2**63, 10**30, 1e308, "", 100_000 * "x", "\0", "a/b/../c", [], {}, True]
+WHOLE: dict[str, Any] = {
+    "gateway": "g7", "boot": "b7", "sequence": 1, "epoch": 1, "version": 1,
+    "levels": [{"model": "a", "tenant": "t", "priority": 0, "waiting": 1, "running": 1, "oldest_wait_s": 1.0}],
+    "totals": [{"model": "a", "tenant": "t", "admitted": 1, "busy_slot_us": 1, "idle_s": 1.0}],
+    "replicas": [{"replica": "r1", "hold": 1, "in_use": 1, "last_byte_age_s": 1.0}],
+}  # fmt: skip
+"""A report with a value of each kind."""
+MAY_BE = {
+    "gateway": (), "boot": (), "sequence": (), "epoch": (), "version": (), "waiting": (), "running": (), "hold": (),
+    "in_use": (), "admitted": (), "busy_slot_us": (), "levels": ([],), "totals": ([],), "replicas": ([],),
+    "model": ("a/b/../c",), "tenant": ("a/b/../c",), "replica": ("a/b/../c",), "priority": (-1,),
+    "oldest_wait_s": (-1,), "idle_s": (-1,), "last_byte_age_s": (-1, None),
+}  # fmt: skip
+"""What of ODD is a value that a field may have; a name may have slashes."""
+
+
+def odd_reports() -> Iterator[tuple[str, dict[str, Any]]]:
+    """(path of the field, a report in which it is out of bounds)."""
+    for field, rows in WHOLE.items():
+        for odd in ODD:
+            if not any(odd == one and type(odd) is type(one) for one in MAY_BE[field]):
+                yield f"$.{field}", {**WHOLE, field: odd}
+            for key in rows[0] if isinstance(rows, list) else ():
+                if not any(odd == one and type(odd) is type(one) for one in MAY_BE[key]):
+                    yield f"$.{field}[0].{key}", {**WHOLE, field: [{**rows[0], key: odd}]}
+
+
+async def test_a_report_out_of_bounds_gets_400_that_names_the_field(aiohttp_client: AiohttpClient) -> None:
+    loop = stepped()
+    client = await aiohttp_client(ContractServer(loop.loop).application())
+    tried = 0
+    for path, odd in odd_reports():
+        status, answer = await post(client, json.dumps(odd).encode())
+        assert status == 400, odd
+        assert f"`{path}`" in json.loads(answer)["error"], answer
+        assert len(answer) < 300, "without the value"
+        tried += 1
+    assert tried > 200
+    assert GatewayId("g7") not in loop.step().gateways
+    status, _ = await post(client, json.dumps(WHOLE).encode())
+    assert (status, GatewayId("g7") in loop.step().gateways) == (200, True)
+
+
+async def test_a_report_that_acts_on_routes_of_the_future_is_refused(aiohttp_client: AiohttpClient) -> None:
+    """Else another boot of a gateway's name would count as the living one, and the gateway's own reports would not."""
+    loop = stepped()
+    client = await aiohttp_client(ContractServer(loop.loop).application())
+    version = loop.loop.world.version
+    for odd in (version + 1, 2**53 - 1):
+        status, answer = await post(client, json.dumps({**WHOLE, "gateway": "g1", "version": odd}).encode())
+        assert (status, b"`$.version`" in answer) == (400, True)
+    assert loop.step().gateways[GatewayId("g1")].boot == "b"
+    assert (await post(client, json.dumps({**WHOLE, "gateway": "g1", "version": version}).encode()))[0] == 200
+
+
+async def test_gateways_that_nothing_watches_are_bounded_and_forgotten(aiohttp_client: AiohttpClient) -> None:
+    loop = stepped()
+    client = await aiohttp_client(ContractServer(loop.loop).application())
+    for n in range(GATEWAYS_MAX - 1):
+        take_report(loop.loop, Report(gateway=GatewayId(f"x{n}"), boot="b", sequence=1))
+    loop.step()
+    assert (await post(client, json.dumps(WHOLE).encode()))[0] == 503
+    assert (await client.get("/v1/routes?gateway=g7")).status == 503
+    loop.now_s += UNWATCHED_SILENT_S
+    assert {one.id for one in loop.step().gateways.values() if not one.gone} == {"g1"}, "its process is watched"
+    loop.now_s += GONE_KEPT_S
+    assert set(loop.step().gateways) == {"g1"}
+    assert (await post(client, json.dumps(WHOLE).encode()))[0] == 200
+
+
 async def test_routes_need_the_name_of_a_gateway(aiohttp_client: AiohttpClient) -> None:
     client = await aiohttp_client(ContractServer(stepped().loop).application())
     response = await client.get("/v1/routes")
-    assert (response.status, await response.json()) == (400, {"error": "which gateway? ?gateway=ID"})
+    assert (response.status, await response.json()) == (400, {"error": WHICH})
+    for query in ("gateway=a/b", "gateway=" + 300 * "x", "gateway=%00"):
+        response = await client.get(f"/v1/routes?{query}")
+        assert (response.status, await response.json()) == (400, {"error": WHICH})
+    assert (await client.get("/v1/routes?gateway=g1&boot=" + 300 * "x")).status == 400
 
 
 async def test_following_routes_makes_a_gateway_known_before_it_reports(aiohttp_client: AiohttpClient) -> None:

@@ -23,6 +23,7 @@ SENT = (
     contract.NodeAnswer,
 )  # fmt: skip
 """Whole messages; all others are parts of them."""
+IGNORED = {"title", "description", "default", "minimum", "maximum", "pattern", "maxItems"}
 UNKNOWN = {"of_the_next_version": {"deep": [1, {"more": None}]}}
 
 
@@ -33,9 +34,11 @@ def fields() -> dict[str, dict[str, Any]]:
 
 
 def shape(schema: Any) -> Any:
-    """What a reader depends on: no words for people, and no defaults, which are the sender's to leave out."""
+    """What a reader depends on: no words for people, no defaults, which are the sender's to leave out, and no bounds,
+    which no sender reaches.
+    """
     if isinstance(schema, dict):
-        return {key: shape(value) for key, value in schema.items() if key not in {"title", "description", "default"}}
+        return {key: shape(value) for key, value in schema.items() if key not in IGNORED}
     return [shape(one) for one in schema] if isinstance(schema, list) else schema
 
 

@@ -169,9 +169,9 @@ def seen(state: Seen, slots: int = 4, id: ReplicaId = R) -> ReplicaSeen:
 
 
 def lead(*gateways: GatewayId, slots: int = 4) -> World:
-    """A new leader's World with one ready Replica and these gateways known."""
+    """A new leader's World with one ready Replica and these gateways known, whose processes are watched."""
     model = Model(name=MODEL, spec=ModelSpec(engine="command"), slots=slots)
-    known = [GatewaySeen(gateway=id) for id in gateways]
+    known = [GatewaySeen(gateway=id, watched=True) for id in gateways]
     return fold(World(epoch=2), [DocumentsSeen(models=(model,)), *known, seen(Seen.READY, slots), Synced()], 100.0)[0]
 
 
@@ -298,6 +298,38 @@ def test_a_silent_gateway_keeps_its_claim_after_its_demand_expired() -> None:
     assert moved == {G1: 0}
     world, _ = fold(world, [GatewayGone(gateway=G1)], 112.0)
     assert divided(world, 112.0)[1] == {G2: 4}
+
+
+def test_a_gateway_that_nothing_watches_loses_its_slots_when_its_report_expires() -> None:
+    """Nothing else would ever end them: it is known from its reports alone."""
+    stranger = GatewayId("stranger")
+    world = lead(G1)
+    world, _ = fold(world, [report(world, G1, 1), report(world, stranger, 1)], 100.0)
+    world, moved = divided(world)
+    assert moved == {G1: 2, stranger: 2}
+    world, _ = fold(world, [report(world, G1, 2, hold=2, use=2, waiting=5), report(world, stranger, 2, hold=2)], 101.0)
+    world, moved = divided(world, 101.0)
+    assert moved == {stranger: 0}, "it gives its slots back when it acts on this"
+    world, _ = fold(world, [report(world, G1, 3, hold=2, use=2, waiting=5), Tick()], 110.5)
+    assert divided(world, 110.5)[1] == {}
+    world, _ = fold(world, [report(world, G1, 4, hold=2, use=2, waiting=5), Tick()], 111.0)
+    world, moved = divided(world, 111.0)
+    assert moved == {G1: 4}
+    assert not world.gateways[stranger].gone, "a drain still waits for it"
+
+
+def test_a_gateway_that_nothing_watches_counts_again_when_it_reports() -> None:
+    """Its process lives, and uses what it holds."""
+    stranger = GatewayId("stranger")
+    world = lead(G1)
+    world, _ = fold(world, [report(world, G1, 1), report(world, stranger, 1)], 100.0)
+    world, _ = divided(world)
+    world, _ = fold(world, [report(world, G1, 2, hold=2, waiting=9), Tick()], 111.0)
+    world, moved = divided(world, 111.0)
+    assert moved == {G1: 4}
+    world, _ = fold(world, [report(world, stranger, 2, hold=2, use=2)], 112.0)
+    found = world.gateways[stranger]
+    assert (found.lapsed, found.gone, shares.claim(found, R)) == (False, False, 2)
 
 
 def test_priority_goes_before_fairness() -> None:

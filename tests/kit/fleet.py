@@ -225,7 +225,7 @@ class Fleet:
             return
         full = publish.routes_full(self.world, gateway.id, self.now_s, boot=gateway.boot_name())
         self._streams[gateway.id] = (boot, self.world, self._send(gateway, full, self.now_s))
-        self.step(GatewaySeen(gateway=gateway.id, boot=gateway.boot_name()))
+        self.step(GatewaySeen(gateway=gateway.id, boot=gateway.boot_name(), watched=True))
 
     # --- faults -------------------------------------------------------------------------------------------------
 
@@ -288,5 +288,5 @@ class Fleet:
             )
             for i, id in enumerate(self.replicas)
         ]
-        known = [GatewaySeen(gateway=gateway.id) for gateway in self.gateways if not gateway.dead]
+        known = [GatewaySeen(gateway=gateway.id, watched=True) for gateway in self.gateways if not gateway.dead]
         return [DocumentsSeen(models=(model,), tenants=tenants), *known, *seen, Synced()]

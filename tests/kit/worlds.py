@@ -101,7 +101,8 @@ def gateway(
     told = Report(
         gateway=GatewayId(name), boot="b", sequence=1, epoch=1, version=1, levels=tuple(levels), replicas=tuple(uses)
     )
-    return Gateway(**{"id": GatewayId(name), "boot": "b", "seen_s": seen_s, "report": told, "in_epoch": True, **fields})
+    known = {"id": GatewayId(name), "boot": "b", "seen_s": seen_s, "report": told, "in_epoch": True, "watched": True}
+    return Gateway(**{**known, **fields})
 
 
 def use(name: str, in_use: int) -> ReplicaUse:

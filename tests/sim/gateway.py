@@ -48,7 +48,7 @@ class SimLink:
         routes, boot = path.startswith("/v1/routes"), ""
         if routes:
             boot = path.partition("boot=")[2]
-            control.loop.observe((GatewaySeen(gateway=self._gateway, boot=boot),))
+            control.loop.observe((GatewaySeen(gateway=self._gateway, boot=boot, watched=True),))
         messages = control.feed.routes(self._gateway, boot) if routes else control.feed.catalogue()
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         stream = Stream(self._town.network)

@@ -8,6 +8,8 @@ import random
 
 import pytest
 
+from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, Report
+from autoscaler.serve import take_report
 from autoscaler.states import ReplicaState
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.machine import Manners
@@ -242,3 +244,29 @@ def test_case_07_demand_that_ended_unheard_makes_no_room() -> None:
         manners=Manners(start_s=(0.5, 0.5), serve_s=(40.0, 40.0)),
         strict=False,
     )
+
+
+def test_reports_under_unknown_names_keep_no_slots_after_they_expire() -> None:
+    """A client with a gateway's token, or of another version, reports once under each of eight names."""
+
+    async def act(stage: Stage) -> None:
+        town, slots = stage.town, 4
+        await stage.answered([town.call("a")])
+
+        def hold() -> int:
+            (use,) = town.gateways[0].dispatch.report(town.now()).replicas
+            return use.hold
+
+        await stage.until(lambda: hold() == slots)
+        assert town.autoscaler is not None
+        loop = town.autoscaler.loop
+        for n in range(8):
+            world, stranger = loop.world, GatewayId(f"stranger-{n}")
+            odd = Report(gateway=stranger, boot="b", sequence=1, epoch=world.epoch, version=world.version)
+            take_report(loop, odd)
+        await stage.until(lambda: hold() < slots)
+        calls = [town.call("a") for _ in range(32)]
+        assert await stage.until(lambda: hold() == slots, REPORT_EXPIRY_S + 2.0) > 0.0
+        assert await stage.answered(calls) == {"completed": len(calls)}
+
+    play(act, model(idle_s=600.0))

@@ -77,7 +77,7 @@ class Autoscaler:
         self.loop.listeners.append(town.stepped)
         self.loop.observe([DocumentsSeen(models=town.models, tenants=town.tenants)])
         self.loop.observe([HistorySeen(model=m, history=h) for m, h in town.histories.items()])
-        self.loop.observe([GatewaySeen(gateway=gateway.id) for gateway in town.gateways])
+        self.loop.observe([GatewaySeen(gateway=gateway.id, watched=True) for gateway in town.gateways])
         self.task = town.task(self._run(town, random.Random(f"{town.seed}/saves/{epoch}").uniform(0.0, EVERY_S)))
 
     async def _run(self, town: Town, save_in_s: float) -> None:

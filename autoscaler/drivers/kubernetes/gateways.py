@@ -59,7 +59,7 @@ def told(change: Change[GatewayPod]) -> Told:
     if new.ended:
         return (*said, GatewayGone(gateway=GatewayId(new.name)))
     if new.ready and (old is None or not old.ready or gone):
-        return (*said, GatewaySeen(gateway=GatewayId(new.name)))
+        return (*said, GatewaySeen(gateway=GatewayId(new.name), watched=True))
     return said
 
 
