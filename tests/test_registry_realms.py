@@ -81,6 +81,41 @@ def test_point_08_realms_of_others_get_no_login(realm: str, registry_url: str) -
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "shared",
+    [
+        "westeurope.cloudapp.azure.com", "us-central1.run.app", "a.run.app", "blob.core.windows.net",
+        "z6.web.core.windows.net", "core.windows.net", "northeurope.azurecontainerapps.io", "azurecontainerapps.io",
+        "westus2.azurecontainer.io", "eastus.data.azurecr.io", "azurecr.io", "uc.r.appspot.com", "r.appspot.com",
+        "trycloudflare.com", "lhr.life", "eu.ngrok.io", "a.free.pinggy.link", "sfo3.digitaloceanspaces.com",
+        "eu-west-1.elasticbeanstalk.com", "us-east-1.awsapprunner.com", "dkr.ecr.us-east-1.amazonaws.com",
+        "lambda-url.us-east-1.on.aws", "2.3.4.nip.io", "us-south.codeengine.appdomain.cloud", "github.io", "fly.dev",
+        "hf.space", "duckdns.org", "svc.cluster.local", "cluster.local", "ts.net", "co.uk", "com",
+    ],
+)  # fmt: skip
+def test_point_08_names_that_a_provider_gives_to_everybody_are_no_family(shared: str) -> None:
+    """Neither of two customers, nor of a customer and the name above."""
+    with pytest.raises(PolicyError):
+        challenge.realm(f"https://evil.{shared}/token", URL(f"https://team.{shared}/"))
+    assert not challenge.related(f"team.{shared}", shared)
+    assert not challenge.related(f"team.{shared}", f"a.evil.{shared}")
+
+
+@pytest.mark.parametrize(
+    ("registry_host", "realm_host"),
+    [
+        ("registry.team.westeurope.cloudapp.azure.com", "auth.team.westeurope.cloudapp.azure.com"),
+        ("registry.team.svc.cluster.local", "auth.team.svc.cluster.local"),
+        ("registry.team.ts.net", "auth.team.ts.net"),
+        ("registry.env-1.northeurope.azurecontainerapps.io", "auth.env-1.northeurope.azurecontainerapps.io"),
+        ("registry.example.app", "auth.registry.example.app"),
+        ("registry.windows.example", "auth.windows.example"),
+    ],
+)
+def test_point_08_names_under_one_customer_s_name_are_a_family(registry_host: str, realm_host: str) -> None:
+    assert challenge.related(registry_host, realm_host)
+
+
 def test_point_08_a_person_may_allow_a_realm_but_no_metadata() -> None:
     assert challenge.realm("https://sso.example/token", HUB, ["SSO.example"]).host == "sso.example"
     plain = URL("http://127.0.0.1:5000/")
