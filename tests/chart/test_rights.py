@@ -11,6 +11,7 @@ from typing import NamedTuple
 import helm_python
 import pytest
 
+from autoscaler.drivers.kubernetes.adoption.seen import COST, INTENT, REPLICA, SHOWN
 from autoscaler.drivers.kubernetes.rights import Scope, rights
 from autoscaler.providers import kinds_of
 from pilotlight.gathering import load_settings
@@ -297,6 +298,24 @@ def test_only_where_stores_are_seen_as_volumes_they_may_be_made_and_only_such(
         assert "object.spec.local.path == '/data/weights'" in path
         (who,) = (one["expression"] for one in policy["spec"]["matchConditions"])
         assert who == "request.userInfo.username == 'system:serviceaccount:home:pl-pilotlight-autoscaler'"
+
+
+@pytest.mark.parametrize(
+    ("adoption", "made"),
+    [({}, False), ({"kubeai": True}, False), ({"namespaces": ["a"]}, True), ({"everywhere": True}, True)],
+)
+def test_where_workloads_are_adopted_policies_limit_what_changes(adoption: Values, made: bool) -> None:
+    found = of_kind({"adoption": adoption}, "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    assert len(found) == (4 if made else 0)
+    for policy, binding in zip(found[::2], found[1::2], strict=True):
+        assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+        assert policy["spec"]["failurePolicy"] == "Fail"
+        who = policy["spec"]["matchConditions"][0]["expression"]
+        assert who == "request.userInfo.username == 'system:serviceaccount:home:pl-pilotlight-autoscaler'"
+    if made:
+        ours = found[0]["spec"]["variables"][0]["expression"]
+        assert ours == str([REPLICA, INTENT, COST]).replace(", ", ",")
+        assert SHOWN in found[2]["spec"]["validations"][-1]["expression"]
 
 
 def test_only_who_says_host_path_has_a_namespace_that_lets_it_in() -> None:

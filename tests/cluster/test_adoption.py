@@ -11,10 +11,12 @@ import pytest
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.access import Access, access
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
+from autoscaler.drivers.kubernetes.adoption.seen import COST, GOES_FIRST, INTENT, REPLICA, SHOWN
 from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.model import Adopted, Model, ModelSpec
 from autoscaler.observations import Seen, Synced
 from autoscaler.world import Replica
+from tests.cluster.accounts import acting_as_autoscaler, refused
 from tests.cluster.adopting import LINGO, OURS, Adopting, workload
 from tests.cluster.kubelet.node import Node
 from tests.cluster.rig import ClusterRig
@@ -367,3 +369,65 @@ class TestAdoptedDriver(DriverContract):
                 assert (await observed.until(replica.id, Seen.READY)).intent == replica.intent
 
         rig.run(scenario())
+
+
+@pytest.mark.standard
+async def test_autoscalers_change_no_more_of_what_they_adopt_than_they_need(
+    api: Api, kubeconfig: Path, namespace: str
+) -> None:
+    """The chart's policies: with `adoption.everywhere` the rights alone reach the images of all pods of the cluster."""
+    labels = {"app": "ada"}
+    container = {"name": "a", "image": "old", "command": ["/bin/sleep", "600"]}
+    pod: Object = {
+        "apiVersion": "v1", "kind": "Pod", "spec": {"containers": [container], "nodeName": "nowhere"},
+        "metadata": {"name": "ada", "labels": labels, "annotations": {"theirs": "a", COST: "1"}},
+    }  # fmt: skip
+    pods, apps = f"/api/v1/namespaces/{namespace}/pods", f"/apis/apps/v1/namespaces/{namespace}/deployments"
+    uid = (await api.create(pods, pod))["metadata"]["uid"]
+    await api.create(apps, workload("ada", 0, {OURS + "models": "ada"}))
+    notes: Object = {REPLICA: "ada-1", INTENT: "i", COST: GOES_FIRST}
+    pods_of_others: list[tuple[str, Object]] = [
+        ("not spec", {"spec": {"containers": [{"name": "a", "image": "evil"}]}}),
+        ("not spec", {"spec": {"activeDeadlineSeconds": 1}}),
+        ("not metadata.labels", {"metadata": {"labels": {"app": "b"}}}),
+        ("not metadata.labels", {"metadata": {"labels": None}}),
+        ("not metadata.finalizers", {"metadata": {"finalizers": ["example.com/never"]}}),
+        ("change only the annotations", {"metadata": {"annotations": {**notes, "theirs": "b"}}}),
+        ("change only the annotations", {"metadata": {"annotations": {"theirs": None}}}),
+        ("change only the annotations", {"metadata": {"annotations": {"another": "b"}}}),
+    ]
+    foreign = {"type": "Available", "status": "True", "reason": "a", "message": "b"}
+    workloads: list[tuple[str, Object]] = [
+        ("not their status", {"status": {"observedGeneration": 99}}),
+        ("change the condition", {"status": {"conditions": [foreign]}}),
+        ("not metadata.annotations", {"metadata": {"annotations": {OURS + "models": "b"}}}),
+    ]
+    values = {"adoption": {"everywhere": True}, "engines": {"namespace": "elsewhere"}}
+    async with acting_as_autoscaler(api, kubeconfig, namespace, values, "adoption.yaml") as acting:
+        async with asyncio.timeout(WAIT_S_MAX):  # a policy is in force soon
+            while not await refused(acting.patch(f"{pods}/ada", pods_of_others[0][1], MERGE, dryRun="All")):
+                await asyncio.sleep(0.05)
+            while not await refused(acting.patch(f"{apps}/ada/status", workloads[0][1], MERGE, dryRun="All")):
+                await asyncio.sleep(0.05)
+        for why, change in pods_of_others:
+            assert why in await refused(acting.patch(f"{pods}/ada", change, MERGE)), change
+        for why, change in workloads:
+            assert why in await refused(acting.patch(f"{apps}/ada/status", change, MERGE)), change
+        for image in ("image", "replicas"):
+            assert "orbidden" in await refused(acting.patch(f"{apps}/ada", {"spec": {image: 1}}, MERGE))
+        marked = await acting.patch(f"{pods}/ada", {"metadata": {"uid": uid, "annotations": notes}}, MERGE)
+        assert marked["metadata"]["annotations"] == {"theirs": "a", **notes}
+        unmarked = await acting.patch(f"{pods}/ada", {"metadata": {"annotations": {COST: None}}}, MERGE)
+        assert COST not in unmarked["metadata"]["annotations"]
+        condition: Object = {"type": SHOWN, "status": "True", "reason": "Adopted", "message": "m"}
+        status: Object = {
+            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "ada"},
+            "status": {"conditions": [condition]},
+        }  # fmt: skip
+        shown = await acting.apply(f"{apps}/ada/status", status, "pilotlight")
+        assert SHOWN in [one["type"] for one in shown["status"]["conditions"]]
+        scale: Object = {
+            "apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": "ada"}, "spec": {"replicas": 0}
+        }  # fmt: skip
+        await acting.apply(f"{apps}/ada/scale", scale, "pilotlight")
+    await api.delete(f"{pods}/ada", grace_s=0)

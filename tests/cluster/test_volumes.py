@@ -10,22 +10,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from autoscaler import documents, engines
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes import nodes, pods, volumes
-from autoscaler.drivers.kubernetes.access import Access, access
+from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.drivers.kubernetes.volumes import VOLUMES, Mounted, NodeVolumes, claims_in, facts_of, mounted, of_node
 from autoscaler.model import Model
 from autoscaler.mounts import STORE, Found, NodeFacts
 from autoscaler.settings import Settings, Weights
 from autoscaler.world import Replica, SliceId
-from tests.cluster.accounts import make_account, token
+from tests.cluster.accounts import acting_as_autoscaler, refused
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
-from tests.kit.chart import texts
 from tests.kit.fake_process import command
 
 LOOK_S, WAIT_S_MAX = 0.05, 120.0
@@ -191,39 +189,12 @@ async def test_a_model_in_a_claim_is_served_from_zero(
         assert (await house.call("ada"))[0] == 200
 
 
-class Account(Access):
-    """As a service account."""
-
-    def __init__(self, of: Access, shown: str) -> None:
-        super().__init__(of._configuration)
-        self._shown = shown
-
-    async def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._shown}"}
-
-
 @pytest.fixture
 async def autoscaler(api: Api, kubeconfig: Path, namespace: str) -> AsyncIterator[Api]:
     """With the chart's rights and its policy, released into the namespace, and engines in it, too."""
     values = {"agent": {"enabled": True}, "engines": {"namespace": namespace, "createNamespace": False}}
-    kinds = {
-        "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-        "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-        "Role": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
-        "RoleBinding": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
-        "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
-        "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
-    }
-    rendered = texts(values, namespace=namespace)
-    made = list(yaml.safe_load_all(rendered["rights.yaml"])) + list(yaml.safe_load_all(rendered["volumes.yaml"]))
-    for one in made:
-        await api.create(kinds[one["kind"]], one)
-    await make_account(api, namespace, "pl-pilotlight-autoscaler")
-    shown = await token(api, namespace, "pl-pilotlight-autoscaler")
-    async with Api(Account(await access(kubeconfig), shown)) as acting:
+    async with acting_as_autoscaler(api, kubeconfig, namespace, values, "volumes.yaml") as acting:
         yield acting
-    for one in made:
-        await api.delete(f"{kinds[one['kind']]}/{one['metadata']['name']}")
 
 
 async def test_autoscalers_make_volumes_of_stores_and_no_other(
@@ -240,22 +211,13 @@ async def test_autoscalers_make_volumes_of_stores_and_no_other(
         ("mounted read-only", {key: spec[key] for key in spec if key != "mountOptions"}),
     ]
     async with asyncio.timeout(WAIT_S_MAX):
-        while not await refused(autoscaler, path, {**volume, "spec": bad[0][1]}):  # the policy is in force soon
+        while not await refused(autoscaler.create(path, {**volume, "spec": bad[0][1]})):  # the policy is in force soon
             await asyncio.sleep(LOOK_S)
     for why, other in bad:
-        assert why in await refused(autoscaler, path, {**volume, "spec": other})
+        assert why in await refused(autoscaler.create(path, {**volume, "spec": other}))
     await NodeVolumes(autoscaler).make(weights.objects)
     await until(api, f"{claims_in(namespace)}/{weights.objects[1]['metadata']['name']}", "Bound")
     change: Object = {"spec": {"mountOptions": []}}
     with pytest.raises(ApiError, match="mounted read-only"):
         await autoscaler.patch(f"{VOLUMES}/{volume['metadata']['name']}", change)
     assert (await volumes.look(autoscaler, "cluster")).volumes
-
-
-async def refused(api: Api, path: str, body: Object) -> str:
-    """Why; empty: it is not."""
-    try:
-        await api.create(path, body)
-    except ApiError as error:
-        return error.message
-    return ""
