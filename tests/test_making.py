@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 
@@ -12,7 +12,9 @@ from autoscaler.drivers.kubernetes.bringing import VOLUMES
 from autoscaler.drivers.kubernetes.inventory import Inventory
 from autoscaler.drivers.kubernetes.making import Making
 from autoscaler.drivers.kubernetes.vocabulary import NODE_POOL, NODES
-from autoscaler.settings import Settings
+from autoscaler.drivers.kubernetes.volumes import MountError
+from autoscaler.podspec import Pod
+from autoscaler.settings import Settings, Weights
 from autoscaler.slicing.base import PodFields
 from tests.kit.localrig import launch
 from tests.kit.worlds import model, replica
@@ -55,6 +57,20 @@ def lingers(inventory: Inventory | None, *slices: str) -> bool:
     ada = model("ada", command=("engine", "{port}"))
     pod = made(replica(ada, "ada-1", slices), ada, None).pod
     return "preStop" in pod["spec"]["containers"][0].get("lifecycle", {})
+
+
+def test_with_hostpath_a_pod_with_a_security_context_of_its_model_is_not_made() -> None:
+    """Its namespace admits privileged pods."""
+
+    def made(mount: Literal["auto", "hostPath"]) -> Object:
+        ada = model("ada", command=("engine", "{port}"), pod=Pod(security_context={"runAsUser": 0}))
+        settings = Settings(weights=Weights(mount=mount))
+        making = Making("n", launch, lambda _: "engine", lambda: settings, None, VOLUMES)
+        return making(replica(ada, "ada-1", ()), ada, None).pod
+
+    assert made("auto")["spec"]["securityContext"] == {"runAsUser": 0}
+    with pytest.raises(MountError, match="leave it out"):
+        made("hostPath")
 
 
 OWN, TAKEN = node("own"), node("taken", **{NODE_POOL: "gpus"})

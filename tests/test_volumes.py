@@ -93,12 +93,15 @@ def test_settings_that_use_the_name_of_the_weights_volume_are_an_error() -> None
         refuse_collisions(theirs, PodFields(), seen(CLAIM).pod)
 
 
-def test_weights_mounted_by_hostpath_allow_no_security_context_of_a_model() -> None:
-    of = f"{OCI}\npod: {{securityContext: {{runAsUser: 0}}}}"
-    with pytest.raises(MountError, match=r"mounted by hostPath, which allows no spec.pod.securityContext"):
-        seen(of, mount="hostPath")
+def test_with_hostpath_no_security_context_of_a_model_is_allowed() -> None:
+    privileged = Settings(weights=Weights(mount="hostPath"))
+    for artifact in (OCI, CLAIM, ""):
+        of = model(f"{artifact}\npod: {{securityContext: {{runAsUser: 0}}}}")
+        with pytest.raises(MountError, match=r"with weights.mount hostPath no spec.pod.securityContext is allowed"):
+            volumes.check(of, privileged)
+        volumes.check(of, Settings())
+        volumes.check(model(artifact), privileged)
     assert seen(OCI, mount="hostPath").pod.volume_mounts[0]["readOnly"] is True
-    assert seen(of).path
 
 
 LORAS = tuple(

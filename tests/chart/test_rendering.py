@@ -259,6 +259,10 @@ def test_the_way_in_is_patient_and_keeps_no_buffers() -> None:
         ({"image": {"digest": "abc"}}, "at '/image/digest'"),
         ({"engines": {"namespace": "Big"}}, "at '/engines/namespace'"),
         ({"scope": "namespace", "contract": {"auth": "token"}}, "contract.auth: token needs scope: cluster"),
+        (
+            {"engines": {"namespace": "home"}},
+            "engines.namespace: home is the release's own: with scope cluster name another",
+        ),
         ({"contract": {"certificates": "secret"}}, "contract.secret.client: name the Secret"),
         ({"contract": {"certificates": "certManager"}}, "contract.issuer.name: name the issuer"),
         ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs: name the Gateway"),

@@ -9,10 +9,11 @@ from pathlib import Path
 import yaml
 
 from autoscaler.drivers.kubernetes.access import Access, access
-from autoscaler.drivers.kubernetes.api import Api, ApiError
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from tests.kit.chart import Values, texts
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
+AUTOSCALER = "pl-pilotlight-autoscaler"
 POLICIES = "/apis/admissionregistration.k8s.io/v1"
 
 
@@ -47,26 +48,26 @@ async def acting_as_autoscaler(
     api: Api, kubeconfig: Path, namespace: str, values: Values, *templates: str
 ) -> AsyncIterator[Api]:
     """With the rights and the policies of `templates` that the chart makes when it is released into the namespace."""
-    kinds = {
-        "ClusterRole": f"{RBAC}/clusterroles",
-        "ClusterRoleBinding": f"{RBAC}/clusterrolebindings",
-        "Role": f"{RBAC}/namespaces/{namespace}/roles",
-        "RoleBinding": f"{RBAC}/namespaces/{namespace}/rolebindings",
-        "ValidatingAdmissionPolicy": f"{POLICIES}/validatingadmissionpolicies",
-        "ValidatingAdmissionPolicyBinding": f"{POLICIES}/validatingadmissionpolicybindings",
-    }
+
+    def path(one: Object) -> str:
+        group = RBAC if one["kind"] in {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"} else POLICIES
+        kind = one["kind"].lower()
+        within = f"/namespaces/{one['metadata']['namespace']}" if "namespace" in one["metadata"] else ""
+        return f"{group}{within}/{kind.removesuffix('y') + 'ies' if kind.endswith('y') else kind + 's'}"
+
     rendered = texts(values, namespace=namespace)
     made = [one for name in ("rights.yaml", *templates) for one in yaml.safe_load_all(rendered[name])]
     for one in made:
-        await api.create(kinds[one["kind"]], one)
-    await make_account(api, namespace, "pl-pilotlight-autoscaler")
-    shown = await token(api, namespace, "pl-pilotlight-autoscaler")
+        await api.create(path(one), one)
+    await make_account(api, namespace, AUTOSCALER)
+    shown = await token(api, namespace, AUTOSCALER)
     try:
         async with Api(Account(await access(kubeconfig), shown)) as acting:
             yield acting
     finally:
         for one in made:
-            await api.delete(f"{kinds[one['kind']]}/{one['metadata']['name']}")
+            await api.delete(f"{path(one)}/{one['metadata']['name']}")
+        await api.delete(f"{_path(namespace)}/{AUTOSCALER}")
 
 
 async def refused(write: Awaitable[object]) -> str:

@@ -402,7 +402,7 @@ async def test_autoscalers_change_no_more_of_what_they_adopt_than_they_need(
         ("change the condition", {"status": {"conditions": [foreign]}}),
         ("not metadata.annotations", {"metadata": {"annotations": {OURS + "models": "b"}}}),
     ]
-    values = {"adoption": {"everywhere": True}, "engines": {"namespace": "elsewhere"}}
+    values = {"adoption": {"everywhere": True}, "engines": {"namespace": "default"}}
     async with acting_as_autoscaler(api, kubeconfig, namespace, values, "adoption.yaml") as acting:
         async with asyncio.timeout(WAIT_S_MAX):  # a policy is in force soon
             while not await refused(acting.patch(f"{pods}/ada", pods_of_others[0][1], MERGE, dryRun="All")):

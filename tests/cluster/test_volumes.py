@@ -191,9 +191,9 @@ async def test_a_model_in_a_claim_is_served_from_zero(
 
 @pytest.fixture
 async def autoscaler(api: Api, kubeconfig: Path, namespace: str) -> AsyncIterator[Api]:
-    """With the chart's rights and its policy, released into the namespace, and engines in it, too."""
+    """With the chart's rights and its policy, and engines in the namespace."""
     values = {"agent": {"enabled": True}, "engines": {"namespace": namespace, "createNamespace": False}}
-    async with acting_as_autoscaler(api, kubeconfig, namespace, values, "volumes.yaml") as acting:
+    async with acting_as_autoscaler(api, kubeconfig, "default", values, "volumes.yaml") as acting:
         yield acting
 
 

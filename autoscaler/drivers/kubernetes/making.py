@@ -59,6 +59,7 @@ class Making(NamedTuple):
     def __call__(self, replica: Replica, model: Model, laid: Laid | None) -> Made:
         """Raises what `launch` and `image` do, and MountError."""
         settings, known = self.settings(), self.inventory
+        volumes.check(model, settings)
         ranked = settings.priority_class(model.spec.priority)
         asks = declared.fields(settings.nodes, replica, ranked) if known is None else known.fields(replica, ranked)
         part = given(model, replica, asks and asks.memory_fraction)

@@ -79,6 +79,12 @@ class _Way(NamedTuple):
     objects: tuple[Object, ...] = ()
 
 
+def check(model: Model, settings: Settings) -> None:
+    """With `hostPath` the namespace admits privileged pods, so a Model chooses no user. Raises MountError."""
+    if model.spec.pod.security_context and settings.weights.mount == "hostPath":
+        raise MountError("with weights.mount hostPath no spec.pod.securityContext is allowed: leave it out")
+
+
 def mounted(  # noqa: PLR0917  whose, where, what; then what is known and wanted
     model: Model, namespace: str, node: NodeFacts | None, found: Found | None, facts: ClusterFacts, settings: Settings,
     adapters: Mapping[str, Found] = NONE_FOUND,
@@ -94,8 +100,6 @@ def mounted(  # noqa: PLR0917  whose, where, what; then what is known and wanted
         name: _way(f"the weights of {_whose(model, name)}", artifact, namespace, node, known, facts, settings)
         for name, artifact, known in (*asked, *((name, artifacts[name], one) for name, one in adapters.items()))
     }
-    if model.spec.pod.security_context and any("hostPath" in way.source for way in ways.values()):
-        raise MountError("its weights are mounted by hostPath, which allows no spec.pod.securityContext: leave it out")
     volumes: dict[str, Mapping[str, object]] = {}
     seen: list[dict[str, object]] = []
     paths: dict[str, str] = {}

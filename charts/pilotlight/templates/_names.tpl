@@ -84,7 +84,11 @@ yes
 {{- .Values.agent.storePath | trimSuffix "/" }}/weights
 {{- end -}}
 
+{{/* A pod of a Model beside the gateways could carry their labels, and get requests and keys. */}}
 {{- define "pilotlight.enginesNamespace" -}}
+{{- if and (include "pilotlight.cluster" .) (eq .Values.engines.namespace .Release.Namespace) -}}
+{{- fail (printf "engines.namespace: %s is the release's own: with scope cluster name another namespace for the pods of Models" .Values.engines.namespace) -}}
+{{- end -}}
 {{- if include "pilotlight.cluster" . }}{{ .Values.engines.namespace }}{{ else }}{{ .Release.Namespace }}{{ end -}}
 {{- end -}}
 
