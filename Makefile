@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-deep test-profile test-flaky mutants check fast fuzz lock schema clean wheel image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
+.PHONY: venv demo test test-deep test-profile test-flaky mutants check fast fuzz lock schema clean wheel image lock-image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
 
 PY := .venv/bin/python
 # What users get: the compiled gateway. Python finds it before the sources, also in the processes that are started.
@@ -45,8 +45,11 @@ compiled: venv  ## build/compiled: the unpacked wheel, for benchmarks and tests
 test-compiled: venv  ## the gateway's tests with the compiled gateway
 	@bash scripts/compiled.sh test
 
-image: venv  ## dist/pilotlight-image.tar: the OCI image, without a docker engine; needs mmdebstrap
-	@$(PY) scripts/image.py
+image: venv  ## dist/pilotlight-image.tar: the OCI image, without a docker engine, and its bill of materials; needs mmdebstrap
+	@$(PY) -m scripts.image
+
+lock-image: venv  ## updates requirements/debian.lock, the Debian packages of the image, for this architecture; needs mmdebstrap
+	@$(PY) -m scripts.image lock
 
 fuzz: venv  ## fuzzes HTTP, bodies, messages and manifests for FUZZ_S seconds; inputs that fail are kept in tests/fuzz/found
 	@FUZZ_S=$(FUZZ_S) nice -n 19 $(PY) -m tests.fuzz

@@ -1,10 +1,13 @@
 """Builds the OCI image of gateway, autoscaler and agent without a docker engine: dist/pilotlight-image.tar.
 
-Owns what is in it: Debian's Python with what it needs (no shell, no package tools), our wheel, and its dependencies as
-requirements/dev.lock has them, with hashes. Needs mmdebstrap, which asks Debian's signed archive. Two layers, the
-second ours; every time in them is SOURCE_DATE_EPOCH (by default the last commit's): the same input, the same bytes.
+Contents: Debian's Python with what it needs (no shell, no package tools), our wheel, and its dependencies. Needs
+mmdebstrap, which downloads from Debian's signed archive. requirements/debian.lock has the version and the SHA-256 of
+each Debian package, requirements/dev.lock the hashes of the Python packages; the build fails where one differs. Two
+layers, the second ours; every time in them is SOURCE_DATE_EPOCH (by default the last commit's): the same input gives
+the same bytes. The software bill of materials is written next to the image (`.cdx.json`).
 
-    python scripts/image.py [WHEEL [ARCHIVE]]
+    python -m scripts.image [WHEEL [ARCHIVE]]
+    python -m scripts.image lock                 # the versions that Debian's archive has now
 """
 
 from __future__ import annotations
@@ -26,7 +29,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scripts import sbom
+from scripts.sbom import Package
+
 ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements/debian.lock"
+LOCK_HEAD = """# The Debian packages of the image; `make lock-image` writes them for the architecture of its machine.
+# architecture name version sha256
+"""
+MIRROR = "DEBIAN_MIRROR"
+"""The environment variable with another archive of Debian, such as one of https://snapshot.debian.org."""
+AGAIN = f"run `make lock-image`, or name an archive that keeps old versions in {MIRROR} (docs/kubernetes.md)"
 OUT = Path("dist/pilotlight-image.tar")
 SUITE, PYTHON = "bookworm", "3.11"
 DEBS = f"python{PYTHON},ca-certificates,tzdata,libstdc++6"
@@ -68,22 +81,44 @@ class Layer(NamedTuple):
     digest: str
 
 
+class LockError(Exception):
+    """The Debian packages are not those of the lock. The text is one line with the remedy."""
+
+
 def main(words: Sequence[str]) -> None:
-    """Builds it and prints its digest."""
+    """Builds it and prints its digest; or writes the lock."""
     if shutil.which("mmdebstrap") is None:
         sys.exit("make image needs mmdebstrap (Debian: apt install mmdebstrap)")
     os.chdir(ROOT)
+    try:
+        lock() if tuple(words) == ("lock",) else build(words)
+    except LockError as error:
+        sys.exit(f"make image: {error}")
+
+
+def lock() -> None:
+    """Writes the packages that Debian's archive has now; lines of other architectures stay."""
+    with tempfile.TemporaryDirectory(prefix="pilotlight-image-") as folder:
+        debs = extracted(Path(folder) / "base", DEBS.split(","))
+    others = [one for one in read_lock(LOCK.read_text()) if one.architecture != architecture()] if LOCK.exists() else []
+    LOCK.write_text(LOCK_HEAD + "".join(f"{' '.join(one)}\n" for one in sorted([*others, *debs])))
+    sys.stdout.write(f"{LOCK.relative_to(ROOT)}: {len(debs)} packages of {architecture()}\n")
+
+
+def build(words: Sequence[str]) -> None:
+    """The image and its bill of materials."""
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or _said("git", "log", "-1", "--format=%ct"))
     with tempfile.TemporaryDirectory(prefix="pilotlight-image-") as folder:
         wheel = Path(words[0]) if words else built(Path(folder) / "wheel")
         base, ours = Path(folder) / "base", Path(folder) / "ours"
-        debian(base)
-        program(ours, wheel, Path(folder) / "requirements.txt")
+        packages = [*debian(base), *program(ours, wheel, Path(folder))]
         for layer in (base, ours):
             compile_python(layer)
         layers = [packed(base, epoch), packed(ours, epoch)]
     archive = Path(words[1]) if len(words) > 1 else OUT
-    digest = write(archive, layers, wheel.name.split("-")[1], epoch)
+    version = wheel.name.split("-")[1]
+    digest = write(archive, layers, version, epoch)
+    archive.with_suffix(".cdx.json").write_bytes(sbom.document(packages, version, digest, epoch))
     sys.stdout.write(f"{archive}: {archive.stat().st_size >> 20} MiB, {digest}\n")
 
 
@@ -98,18 +133,79 @@ def built(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def debian(base: Path) -> None:
-    """Python and what it needs, and for scanners which packages that is."""
+class Deb(NamedTuple):
+    """A Debian package, as a line of the lock."""
+
+    architecture: str
+    """Of the machine for which it is installed."""
+    name: str
+    version: str
+    sha256: str
+
+
+def architecture() -> str:
+    """Debian's word for this machine."""
+    return {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+
+
+def read_lock(text: str) -> list[Deb]:
+    """Raises LockError."""
+    found = [Deb(*line.split()) for line in text.splitlines() if line.count(" ") == 3 and not line.startswith("#")]
+    if not found or any(not re.fullmatch(r"[0-9a-f]{64}", one.sha256) for one in found):
+        raise LockError(f"{LOCK.relative_to(ROOT)} has a line without a SHA-256, or none at all: run `make lock-image`")
+    return found
+
+
+def differences(locked: Sequence[Deb], found: Sequence[Deb]) -> str:
+    """The first package that is not as the lock has it, in words; empty: all are."""
+    wanted, there = {one.name: one for one in locked}, {one.name: one for one in found}
+    for name in sorted(wanted.keys() | there.keys()):
+        if name not in there:
+            return f"{name} is in the lock and was not installed"
+        if name not in wanted:
+            return f"{name} {there[name].version} is not in the lock"
+        if there[name].version != wanted[name].version:
+            return f"{name} has version {there[name].version}, and {wanted[name].version} in the lock"
+        if there[name].sha256 != wanted[name].sha256:
+            return f"{name} {there[name].version} has another SHA-256 than in the lock"
+    return ""
+
+
+def extracted(base: Path, packages: Sequence[str]) -> list[Deb]:
+    """Unpacks these packages and what they need, without running any of their scripts. Raises LockError."""
     told = 'mkdir -p "$1/var/lib/dpkg/status.d"; for deb in "$1"/var/cache/apt/archives/*.deb; do '
-    told += 'dpkg-deb -f "$deb" > "$1/var/lib/dpkg/status.d/$(basename "${deb%%_*}")"; done'
+    told += 'dpkg-deb -f "$deb" > "$1/var/lib/dpkg/status.d/$(basename "${deb%%_*}")"; '
+    told += 'echo "$(dpkg-deb -W --showformat=\'${Package} ${Version}\' "$deb") $(sha256sum < "$deb")"; done '
+    told += f'> "{base}.debs"'
     archive = base.with_suffix(".tar")
     mode = "root" if os.getuid() == 0 else "unshare"
-    options = [f"--mode={mode}", "--variant=extract", f"--include={DEBS}", f"--extract-hook={told}", "--quiet"]
+    options = [f"--mode={mode}", "--variant=extract", f"--include={','.join(packages)}", f"--extract-hook={told}"]
     if mode == "root":
         options.append('--aptopt=APT::Sandbox::User "root"')  # where there is no user of its own for downloads
-    subprocess.run(["mmdebstrap", *options, SUITE, str(archive)], check=True)
+    mirror = [os.environ[MIRROR]] if os.environ.get(MIRROR) else []
+    words = ["mmdebstrap", "--quiet", *options, SUITE, str(archive), *mirror]
+    done = subprocess.run(words, check=False, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        missing = re.search(r"Version '(\S+)' for '(\S+)' was not found", done.stderr)
+        if missing is not None:
+            raise LockError(f"Debian's archive does not have {missing[2]} {missing[1]} any more: {AGAIN}")
+        sys.stderr.write(done.stderr)
+        raise LockError("mmdebstrap failed, for the reason above")
+    lines = (line.split() for line in Path(f"{base}.debs").read_text().splitlines())
+    return sorted(Deb(architecture(), name, version, sha256) for name, version, sha256, _ in lines)
+
+
+def debian(base: Path) -> list[Package]:
+    """Python and what it needs, as the lock has it, and for scanners which packages that is. Raises LockError."""
+    locked = [one for one in read_lock(LOCK.read_text()) if one.architecture == architecture()]
+    if not locked:
+        raise LockError(f"{LOCK.relative_to(ROOT)} has no packages of {architecture()}: run `make lock-image` here")
+    found = extracted(base, [f"{one.name}={one.version}" for one in locked])
+    if wrong := differences(locked, found):
+        raise LockError(f"{LOCK.relative_to(ROOT)}: {wrong}: {AGAIN}")
     base.mkdir()
-    subprocess.run(["tar", "-xf", archive, "-C", base, "--exclude=./dev/*"], check=True)
+    subprocess.run(["tar", "-xf", base.with_suffix(".tar"), "-C", base, "--exclude=./dev/*"], check=True)
+    packages = [of_debian(one, base) for one in found]
     left_out = re.compile("|".join(LEFT_OUT))
     for path in sorted(base.rglob("*")):
         if left_out.fullmatch(str(path.relative_to(base))) and os.path.lexists(path):
@@ -117,11 +213,21 @@ def debian(base: Path) -> None:
     authorities = sorted((base / "usr/share/ca-certificates").rglob("*.crt"))
     put(base, "etc/ssl/certs/ca-certificates.crt", "".join(one.read_text() for one in authorities))
     (base / "usr/bin/python3").symlink_to(f"python{PYTHON}")
+    return packages
 
 
-def program(ours: Path, wheel: Path, requirements: Path) -> None:
+def of_debian(deb: Deb, base: Path) -> Package:
+    """With the licences that its copyright file names."""
+    about = base / "usr/share/doc" / deb.name / "copyright"
+    licences = sbom.debian_licences(about.read_text(errors="replace")) if about.exists() else ()
+    return Package("deb", deb.name, deb.version, deb.sha256, licences, deb.architecture)
+
+
+def program(ours: Path, wheel: Path, folder: Path) -> list[Package]:
     """Our wheel, what it needs, and the few files around it."""
+    requirements, report = folder / "requirements.txt", folder / "report.json"
     requirements.write_text("".join(locked()))
+    files: dict[str, str] = {}
     machine = platform.machine()
     for what in (["--require-hashes", "-r", str(requirements)], [str(wheel)]):
         subprocess.run(
@@ -130,10 +236,13 @@ def program(ours: Path, wheel: Path, requirements: Path) -> None:
                 "--disable-pip-version-check", "--no-deps", "--no-compile", "--only-binary=:all:", "--python-version",
                 PYTHON, "--implementation", "cp", *(f"--platform=manylinux_2_{n}_{machine}" for n in range(36, 16, -1)),
                 f"--platform=manylinux2014_{machine}", f"--platform=linux_{machine}", "--target", str(ours / SITE),
-                "--upgrade", *what,
+                "--upgrade", "--report", str(report), *what,
             ],
             check=True,
         )  # fmt: skip
+        for one in json.loads(report.read_text())["install"]:
+            name = str(one["metadata"]["name"]).lower()
+            files[name] = one["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256", "")
     shutil.rmtree(ours / SITE / "bin", ignore_errors=True)
     for path, text in FILES.items():
         put(ours, path, text)
@@ -141,6 +250,11 @@ def program(ours: Path, wheel: Path, requirements: Path) -> None:
     for path, mode in (("tmp", 0o1777), ("state", 0o755)):
         (ours / path).mkdir()
         (ours / path).chmod(mode)
+    files["pilotlight"] = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return [
+        Package("pypi", one.name, one.version, files[one.name.lower()], sbom.python_licences(one.metadata))
+        for one in metadata.distributions(path=[str(ours / SITE)])
+    ]
 
 
 def locked() -> Iterator[str]:
@@ -156,7 +270,6 @@ def locked() -> Iterator[str]:
 
 def needed() -> set[str]:
     """The names of all distributions that the product imports, as they are installed here."""
-    sys.path.insert(0, str(ROOT))
     project = (ROOT / "pyproject.toml").read_text()
     blocks = [re.search(r"(?ms)^dependencies = \[$(.*?)^\]", project)]
     blocks += [re.search(rf"(?m)^{extra} = \[(.*?)\]", project) for extra in EXTRAS]
@@ -224,7 +337,7 @@ def write(archive: Path, layers: Sequence[Layer], version: str, epoch: int) -> s
     }  # fmt: skip
     made = _said("date", "-u", f"-d@{epoch}", "+%Y-%m-%dT%H:%M:%SZ")
     config = {
-        "created": made, "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()], "os": "linux",
+        "created": made, "architecture": architecture(), "os": "linux",
         "config": {
             "User": f"{USER}:{USER}", "Env": [f"{key}={value}" for key, value in ENVIRONMENT.items()],
             "Entrypoint": ["pilotlight"], "Cmd": ["--help"], "WorkingDir": "/", "Labels": about,

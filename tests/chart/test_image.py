@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import pytest
 import yaml
@@ -52,8 +55,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
         wheel = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), "."]
         subprocess.run(wheel, cwd=ROOT, check=True, capture_output=True, timeout=BUILD_S_MAX)
         made = subprocess.run(
-            [sys.executable, "scripts/image.py", str(next(folder.glob("*.whl"))), str(ARCHIVE)], cwd=ROOT, check=False,
-            capture_output=True, text=True, timeout=BUILD_S_MAX,
+            [sys.executable, "-m", "scripts.image", str(next(folder.glob("*.whl"))), str(ARCHIVE)], cwd=ROOT,
+            capture_output=True, text=True, timeout=BUILD_S_MAX, check=False,
         )  # fmt: skip
         if "could not resolve" in made.stderr.lower() or "failed to fetch" in made.stderr.lower():
             pytest.skip("Debian's archive cannot be reached from here")
@@ -68,7 +71,9 @@ def outdated() -> bool:
     """Whether it must be built."""
     sources = [
         ROOT / "scripts/image.py",
+        ROOT / "scripts/sbom.py",
         ROOT / "requirements/dev.lock",
+        ROOT / "requirements/debian.lock",
         *(p for one in PACKAGES for p in (ROOT / one).rglob("*.py")),
     ]
     return not ARCHIVE.exists() or max(path.stat().st_mtime for path in sources) > ARCHIVE.stat().st_mtime
@@ -130,6 +135,20 @@ def test_nobody_is_root_and_there_is_no_shell(image: Image) -> None:
     assert programs == {"pilotlight", "python3", "python3.11"}
     others = [path for path in image.root.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o6000]
     assert others == [], "nothing runs as somebody else"
+
+
+def test_its_bill_of_materials_lists_every_package_with_hash_and_licence(image: Image) -> None:
+    bill = json.loads(ARCHIVE.with_suffix(".cdx.json").read_text())
+    listed = {one["purl"].partition("?")[0]: one for one in bill["components"]}
+    there = metadata.distributions(path=[str(image.root / "usr/local/lib/python3.11/dist-packages")])
+    python = {f"pkg:pypi/{one.name.lower().replace('_', '-')}@{quote(one.version, safe='')}" for one in there}
+    debian = {path.name for path in (image.root / "var/lib/dpkg/status.d").iterdir()}
+    assert {purl for purl in listed if purl.startswith("pkg:pypi/")} == python
+    assert {one["name"] for purl, one in listed.items() if purl.startswith("pkg:deb/")} == debian
+    assert all(re.fullmatch("[0-9a-f]{64}", one["hashes"][0]["content"]) for one in listed.values())
+    named = [one for one in listed.values() if one["licenses"][0]["license"]["name"] != "NOASSERTION"]
+    assert len(named) > 0.8 * len(listed)
+    assert not [one["name"] for one in listed.values() if one["purl"].startswith("pkg:pypi/") and one not in named]
 
 
 def test_what_is_ours_is_compiled_already(image: Image) -> None:
