@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from email.message import Message
+from importlib.metadata import PackageMetadata
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -79,10 +80,10 @@ def debian_licences(copyright_file: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def python_licences(metadata: Message) -> tuple[str, ...]:
+def python_licences(metadata: Message | PackageMetadata) -> tuple[str, ...]:
     """Of a distribution's core metadata: its SPDX expression, else its licence field, else its classifiers."""
     for field in ("License-Expression", "License"):
-        text = str(metadata.get(field) or "").strip()
+        text = str(metadata[field] or "").strip() if field in metadata else ""
         if text and "\n" not in text and len(text) <= LICENCE_CHARS_MAX:
             return (text,)
     classifiers = [str(one) for one in metadata.get_all("Classifier") or ()]
