@@ -183,7 +183,7 @@ def extracted(base: Path, packages: Sequence[str]) -> list[Deb]:
     if mode == "root":
         options.append('--aptopt=APT::Sandbox::User "root"')  # where there is no user of its own for downloads
     mirror = [os.environ[MIRROR]] if os.environ.get(MIRROR) else []
-    words = ["mmdebstrap", "--quiet", *options, SUITE, str(archive), *mirror]
+    words = ["mmdebstrap", *options, SUITE, str(archive), *mirror]
     done = subprocess.run(words, check=False, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         missing = re.search(r"Version '(\S+)' for '(\S+)' was not found", done.stderr)
