@@ -8,7 +8,7 @@ its context is.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -38,6 +38,9 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: Count = 0
 
 
+P = TypeVar("P", bound=msgspec.Struct)
+
+
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """What an artifact says of itself, as far as memory depends on it."""
 
@@ -50,6 +53,16 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     inner: Count
     """Width of the feed-forward layers that one token goes through."""
     heads: Count = 0
+
+
+def bounded(shape: Shape) -> Shape:
+    """The shape with numbers of at most BYTES_MAX, as readers of its JSON require."""
+    return _bounded(shape, layers=tuple(map(_bounded, shape.layers)))
+
+
+def _bounded(part: P, **known: object) -> P:
+    cut = {name: BYTES_MAX for name in part.__struct_fields__ if name not in known and getattr(part, name) > BYTES_MAX}
+    return msgspec.structs.replace(part, **cut, **known) if cut or known else part
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ TEXTS_MAX = 4_000_000
 KEPT_MAX, ARRAYS_MAX = 1_000, 16
 """Keys, and arrays, that are kept: more than one architecture has."""
 KEY_BYTES_MAX = 65_535
-TEXT_BYTES_MAX = 1 << 20
+TEXT_BYTES_MAX, NAME_CHARS_MAX = 1 << 20, 200
 """Of a text that we want, such as the name; others are skipped, however long."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -47,7 +47,7 @@ class GgufError(Exception):
 
 
 class GgufInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the header says."""
+    """What the header says. Its texts are printable."""
 
     name: str
     architecture: str
@@ -101,10 +101,14 @@ def _info(path: str, metadata: dict[str, Value], weights_bytes: int) -> GgufInfo
         raise GgufError(f"{path}: {error}") from None
     name = metadata.get("general.name")
     return GgufInfo(
-        name=name if isinstance(name, str) and name else stem(Path(path)),
+        name=name if isinstance(name, str) and _is_name(name) else stem(Path(path)),
         architecture=str(metadata["general.architecture"]),
         shape=shape,
     )
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= NAME_CHARS_MAX and name.isprintable()
 
 
 def _weights_bytes(path: str) -> int:

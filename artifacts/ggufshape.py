@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeGuard
 
-from artifacts.caches import Layer, Shape
+from artifacts.caches import Layer, Shape, bounded
 
 KEYS = frozenset(
     {
@@ -28,6 +28,7 @@ KEYS = frozenset(
 )  # fmt: skip
 """What is read of a header, below its architecture. Values are numbers, or one for each block."""
 LAYERS_MAX = 4096
+ARCHITECTURE_CHARS_MAX = 80
 NUMBER_MAX = 1 << 32
 
 Value = str | int | float | bool | tuple[int, ...]
@@ -58,7 +59,7 @@ def shape(metadata: Mapping[str, Value], weights_bytes: int) -> Shape:
     width = keys.needed("embedding_length")
     inner = keys.number("feed_forward_length", 4 * width)
     experts = keys.number("expert_used_count", 0) * keys.number("expert_feed_forward_length", inner)
-    return Shape(
+    return bounded(Shape(
         weights_bytes=weights_bytes,
         layers=_layers(keys, blocks, width, heads),
         context_tokens=keys.needed("context_length"),
@@ -66,7 +67,7 @@ def shape(metadata: Mapping[str, Value], weights_bytes: int) -> Shape:
         width=width,
         inner=max(inner, experts),
         heads=max((*heads, 0)),
-    )
+    ))  # fmt: skip
 
 
 def _layers(keys: _Keys, blocks: int, width: int, heads: tuple[int, ...]) -> tuple[Layer, ...]:
@@ -132,8 +133,12 @@ class _Keys:
 
     def __init__(self, metadata: Mapping[str, Value]) -> None:
         match metadata.get("general.architecture"):
-            case str(architecture):
+            case str(architecture) if architecture.isprintable() and len(architecture) <= ARCHITECTURE_CHARS_MAX:
                 self.architecture, self.metadata = architecture, metadata
+            case str():  # it would reach terminals and logs
+                raise ValueError(
+                    f"general.architecture is not a name of at most {ARCHITECTURE_CHARS_MAX} printable characters"
+                )
             case _:
                 raise ValueError("general.architecture is missing")
 

@@ -15,13 +15,14 @@ from typing import TypeVar
 
 import msgspec
 
-from artifacts.caches import Layer, Shape
+from artifacts.caches import Layer, Shape, bounded
 
 CONFIG_BYTES_MAX, CONFIG_VALUES_MAX = 4 << 20, 200_000
 INDEX_BYTES_MAX, INDEX_VALUES_MAX = 32 << 20, 400_000
 HEADER_BYTES_MAX, HEADER_VALUES_MAX = 64 << 20, 1_000_000
 """Bounds of what is decoded. The largest index of a public model has 150,000 values, and the largest header 200,000."""
 FILES_MAX = 4096
+NAME_CHARS_MAX = 255
 LAYERS_MAX = 4096
 NUMBER_MAX = 1 << 32
 INDEX = "model.safetensors.index.json"
@@ -85,7 +86,7 @@ def shape(keys: Keys, weights_bytes: int) -> Shape:
     said = keys.get("layer_types")
     kinds = said if isinstance(said, list) and len(said) == layers else [""] * layers
     row, state_bytes = _row(keys, width, heads), _state_bytes(keys, width)
-    return Shape(
+    return bounded(Shape(
         weights_bytes=weights_bytes,
         layers=tuple(_layer(kind, row, state_bytes) for kind in kinds),
         context_tokens=_needed(keys, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
@@ -93,11 +94,13 @@ def shape(keys: Keys, weights_bytes: int) -> Shape:
         width=width,
         inner=max(inner, experts),
         heads=heads,
-    )
+    ))  # fmt: skip
 
 
 def _layer(kind: object, row: tuple[int, int], state_bytes: int) -> Layer:
     """One whose kind is known has either tokens or a state, any other all that there is."""
+    if not isinstance(kind, str):  # a list, for example, cannot be looked up
+        kind = ""
     if kind in STATES_ONLY and state_bytes:
         return Layer(state_bytes=state_bytes)
     attends = kind in {"full_attention", "sliding_attention", "chunked_attention", "attention"}
@@ -163,10 +166,14 @@ def _weights_bytes(folder: Path) -> int:
         names = sorted(set(found.weight_map.values()))
     if len(names) > FILES_MAX:
         raise ConfigError(f"{folder}: more than {FILES_MAX} files of weights")
-    odd = next((name for name in names if "/" in name or "\0" in name or name in {"", ".", ".."}), None)
+    odd = next((name for name in names if not _is_file_name(name)), None)
     if odd is not None:
         raise ConfigError(f"{index}: {odd[:80]!r} is no name of a file")
     return sum(_file_bytes(folder / name) for name in names)
+
+
+def _is_file_name(name: str) -> bool:
+    return name.isprintable() and "/" not in name and len(name) <= NAME_CHARS_MAX and name not in {"", ".", ".."}
 
 
 def _names(folder: Path) -> list[str]:

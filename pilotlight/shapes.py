@@ -20,7 +20,7 @@ from artifacts.contents import File
 from artifacts.gguf import GgufError
 from artifacts.hfconfig import ConfigError
 from artifacts.tar import BadArchiveError
-from autoscaler.contract import WeightsReport
+from autoscaler.contract import WeightsReport, decoder
 from autoscaler.model import Model
 from autoscaler.nodewants import OWN, Wish
 from autoscaler.wanted import parts
@@ -40,7 +40,7 @@ class Header(msgspec.Struct, frozen=True):
     shape: Shape
 
 
-_decode = msgspec.json.Decoder(Header).decode
+_decode = decoder(Header)
 
 
 async def told(files: Sequence[File], repository: str, source: Source, folder: Path) -> dict[str, str | int]:
@@ -99,7 +99,7 @@ def known(model: Model, looked: Mapping[Wish, WeightsReport]) -> Known | None:
     if said is None or not said.header or None in looks(model, looked):
         return None
     try:
-        header = _decode(said.header)
+        header = _decode(said.header.encode())
     except msgspec.DecodeError:
         return None  # another version's, or of no model
     laid_over = (looked.get(wish._replace(look=True)) for name, wish in parts(model).items() if name != OWN)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import gguf
+from artifacts import gguf, ggufshape
 from artifacts.caches import Layer, Shape
 from loadtest import tinygguf
 from tests.kit.budget import examples
@@ -187,3 +187,17 @@ def test_the_tiny_model_reads_as_the_reference_package_reads_it(tmp_path: Path) 
 def test_a_sentence_that_the_chain_cannot_say_is_refused(tmp_path: Path, sentence: str) -> None:
     with pytest.raises(ValueError, match="no word twice"):
         tinygguf.make(tmp_path / "a.gguf", sentence)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["\x1b]0;owned\x07", "a\nb", "x" * 81], ids=["an escape", "two lines", "81 characters"]
+)
+def test_an_architecture_that_is_no_name_is_refused(architecture: str) -> None:
+    with pytest.raises(ValueError, match=r"^general\.architecture is not a name of at most 80 printable characters$"):
+        ggufshape.shape({"general.architecture": architecture}, 1)
+
+
+def test_a_name_with_control_characters_is_not_taken_over(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf")
+    path.write_bytes(path.read_bytes().replace(b"A name", b"A\x1b[31m"))
+    assert gguf.read(path).name == "a"

@@ -190,3 +190,21 @@ def test_it_is_explained_for_vllm_and_counted_with_the_whole_device(folder: Path
     assert needs(half).token_bytes == 64 << 10
     (folder / "config.json").write_text("{")
     assert "its artifact cannot be read: " in explain_fit(world([of], [device()]), of, needs(of), T0).sentences[0]
+
+
+def test_layer_types_that_are_lists_count_as_unknown(folder: Path) -> None:
+    usual = layers(folder, mamba_d_state=16, layer_types=["x"] * 32)
+    assert layers(folder, mamba_d_state=16, layer_types=[["x"]] * 32) == usual
+
+
+def test_a_file_name_with_control_characters_is_refused(folder: Path) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"w": "\x1b[31m"}}))
+    assert wrong(folder).endswith("'\\x1b[31m' is no name of a file")
+
+
+def test_huge_dimensions_are_cut_to_what_readers_accept(folder: Path) -> None:
+    many = 2**32 - 1
+    (_, state_bytes), *_ = layers(
+        folder, linear_num_value_heads=many, linear_key_head_dim=many, linear_value_head_dim=9
+    )
+    assert state_bytes == BYTES_MAX
