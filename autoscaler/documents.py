@@ -27,6 +27,7 @@ from autoscaler.rules import check_model, check_name, check_own_names, check_ser
 from autoscaler.settings import Settings
 from autoscaler.strict_yaml import YamlError, read
 from autoscaler.tenant import Tenant, TenantSpec
+from autoscaler.words import one_line
 
 KINDS = ("Model", "Tenant", "Settings")
 ApiVersion = Literal["pilotlight.dev/v1alpha1"]
@@ -92,13 +93,13 @@ def load(
         try:
             values = read(text)
         except YamlError as error:
-            raise DocumentError(f"{source}: {error}") from error
+            raise DocumentError(one_line(f"{source}: {error}")) from error
         for number, value in enumerate(values, 1):
             try:
                 loading.add(source, value)
             except WrongKeyError as error:
                 where = ": ".join(part for part in (source, _label(value, number), dotted(error.path)) if part)
-                raise DocumentError(" ".join(f"{where}: {error.message}".split())) from error
+                raise DocumentError(one_line(f"{where}: {error.message}")) from error
     try:
         settings = override(loading.settings, environ or {}, reserved)
         check_settings(settings)

@@ -16,6 +16,8 @@ from typing import NamedTuple, NoReturn
 
 import yaml
 
+from autoscaler.words import one_line
+
 TEXT_CHARS_MAX = 16 << 20
 """A longer text is refused: these are documents written by people, not data."""
 
@@ -27,10 +29,10 @@ REASON_CHARACTERS_MAX = 200
 """Of what PyYAML or Python say about a value."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_MAP = "tag:yaml.org,2002:map"
-_MERGE = "tag:yaml.org,2002:merge"
-_FLOAT = "tag:yaml.org,2002:float"
-_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_PREFIX = "tag:yaml.org,2002:"
+_MAP, _MERGE, _FLOAT, _TIMESTAMP = (f"{_PREFIX}{name}" for name in ("map", "merge", "float", "timestamp"))
+_NOT_JSON = [_TIMESTAMP, *(f"{_PREFIX}{name}" for name in ("binary", "omap", "pairs", "set"))]
+"""Tags whose values would be dates, bytes, tuples or sets."""
 
 
 class YamlError(Exception):
@@ -47,6 +49,22 @@ class _Loader(yaml.SafeLoader):
 
     at: yaml.Mark | None = None
     """Where the value begins that is constructed now."""
+
+    composed = 0
+    """Nodes so far, without what aliases add."""
+
+    def fetch_flow_collection_start(self, kind: type[yaml.Token]) -> None:
+        """See SafeLoader, whose time grows with the square of the depth."""
+        if self.flow_level >= DEPTH_MAX:
+            raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=self.get_mark())
+        super().fetch_flow_collection_start(kind)
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """See SafeLoader. Counts, so that a long text is refused before it is in memory."""
+        self.composed += 1
+        if self.composed > NODES_MAX:
+            raise yaml.MarkedYAMLError(problem=f"more than {NODES_MAX} values", problem_mark=self.get_mark())
+        return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         """See SafeLoader."""
@@ -76,6 +94,10 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem="expected a finite number", problem_mark=node.start_mark)
         return number
 
+    def refused(self, node: yaml.Node) -> NoReturn:
+        """A value that JSON does not have."""
+        _refuse(node, f"remove the tag {node.tag.replace(_PREFIX, '!!')}")
+
 
 _Loader.add_implicit_resolver(
     _FLOAT, re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE][-+][0-9]+"), list("-0123456789")
@@ -83,6 +105,8 @@ _Loader.add_implicit_resolver(
 """As JSON writes it, and YAML 1.2 reads it: YAML 1.1 wants a point, too. One without a sign (`12e4`) stays text."""
 _Loader.add_constructor(_MAP, _Loader.keys_once)
 _Loader.add_constructor(_FLOAT, _Loader.finite)
+for _tag in _NOT_JSON:
+    _Loader.add_constructor(_tag, _Loader.refused)
 
 
 def read(text: str) -> list[object]:
@@ -99,16 +123,16 @@ def read(text: str) -> list[object]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark else ""
-        raise YamlError(f"{where}{error.problem or error.context or 'not YAML'}") from error
+        raise YamlError(one_line(f"{where}{error.problem or error.context or 'not YAML'}")) from error
     except yaml.YAMLError as error:
-        raise YamlError(" ".join(str(error).split())) from error
+        raise YamlError(one_line(str(error))) from error
     except RecursionError:
         raise YamlError("nested too deeply") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # PyYAML's constructors raise these for values that do not fit an explicit tag, such as `!!bool x` or `!!int ""`
         where = f"line {loader.at.line + 1}: " if loader and loader.at else ""
         said = isinstance(error, ArithmeticError | ValueError)  # by int() and float(); others speak of PyYAML's insides
-        reason = " ".join(str(error).split())[:REASON_CHARACTERS_MAX] if said else "it does not fit its tag"
+        reason = one_line(str(error), REASON_CHARACTERS_MAX) if said else "it does not fit its tag"
         raise YamlError(f"{where}a value cannot be read: {reason}") from error
     finally:
         if loader is not None:

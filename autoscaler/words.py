@@ -1,4 +1,4 @@
-"""Numbers as people read them in reasons: durations, sizes, counts of Calls; and others' words without addresses.
+"""Numbers as people read them in reasons: durations, sizes, counts of Calls; and others' text as part of a message.
 
 Owns these forms and nothing else.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+
+LINE_CHARACTERS_MAX = 1_000
+"""Of a message with others' text in it."""
 
 _GROUPS = r"[0-9a-f]{1,4}(?::[0-9a-f]{1,4}){0,6}"
 _ADDRESS = re.compile(
@@ -51,6 +54,12 @@ def unaddressed(text: str) -> str:
     """
     named = _VALID_FOR.sub(lambda found: _HOST.sub("(address)", found[0]), text)
     return _ADDRESS.sub("(address)", named)
+
+
+def one_line(text: str, characters_max: int = LINE_CHARACTERS_MAX) -> str:
+    """Others' text for a message: without control characters, in one line, cut where it is longer."""
+    cut = text if len(text) <= characters_max else f"{text[:characters_max]}..."
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in cut).split())
 
 
 def counted(count: int, noun: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoscaler import strict_yaml
 from autoscaler.artifact import IMAGE_WANTED
 from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.model import EngineTls
@@ -311,7 +312,7 @@ def aliases(form: str, count: int, times: int) -> str:
         ("a: !!python/object:os.x {}", "line 1: could not determine a constructor for the tag"),
         ("- " * 3000, "nested too deeply"),
         ("a: \0", "unacceptable character"),
-        ("a: 1\nb: !!timestamp x", "line 2: a value cannot be read: it does not fit its tag"),
+        ("a: 1\nb: !!timestamp x", "line 2: remove the tag !!timestamp"),
         ("a: !!bool x", "line 1: a value cannot be read: it does not fit its tag"),
         ("a: !!int ''", "line 1: a value cannot be read: it does not fit its tag"),
         ("a: !!float ''", "line 1: a value cannot be read: it does not fit its tag"),
@@ -322,6 +323,11 @@ def aliases(form: str, count: int, times: int) -> str:
         ('a: "\\ud800"', "line 1: half a surrogate pair is no character"),
         ("a: \ud800", "line 1: half a surrogate pair is no character"),
         ("[" * 120 + "]" * 120, "line 1: nested too deeply"),
+        ("[1]\n---\n" + "[" * 5_000, "line 3: nested too deeply"),
+        ("a: !!binary aGk=", "line 1: remove the tag !!binary"),
+        ("a: !!set {b}", "line 1: remove the tag !!set"),
+        ("a: !!omap [b: 1]", "line 1: remove the tag !!omap"),
+        ('{"\\x1b[31m": 1, "\\x1b[31m": 2}', "line 1: key ` [31m` occurs twice"),
         (aliases("[{}]", 300, 1), "line 100: nested too deeply"),
         (aliases("[{}]", 8, 9), "line 1: more than 100000 values after aliases are replaced by what they stand for"),
         (
@@ -335,6 +341,20 @@ def test_yaml_that_hides_a_mistake_is_refused_with_its_line(text: str, line: str
     with pytest.raises(YamlError, match="^" + re.escape(line)):
         read(text)
     assert wrong(text).startswith(f"a.yaml: {line}")
+
+
+def test_values_are_counted_before_they_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict_yaml, "NODES_MAX", 10)
+    with pytest.raises(YamlError, match=r"^line 10: more than 10 values$"):
+        read("[" + "1,\n" * 20)
+    assert read("[1,1,1,1,1,1,1,1,1]") == [[1] * 9]
+
+
+def test_an_error_has_no_control_characters_and_is_cut() -> None:
+    found = wrong(f'apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: "\\x1b[31m{"x" * 70_000}"}}')
+    assert found.startswith("a.yaml: Model [31mxxx")
+    assert found.isprintable()
+    assert len(found) < 1_100
 
 
 def test_yaml_keeps_times_as_text_and_merges_keys() -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from autoscaler.words import one_line
+
 BYTES_MAX = 4 << 20
 """A file may grow over it between two visits of `tidy`."""
 KEPT_BYTES = 1 << 20
@@ -48,7 +50,7 @@ def last_line(path: Path) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    said = (" ".join("".join(c if c.isprintable() else " " for c in line).split()) for line in reversed(lines))
+    said = map(one_line, reversed(lines))
     return next((line[:LINE_CHARACTERS_MAX] for line in said if line), "")
 
 

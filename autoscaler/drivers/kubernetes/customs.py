@@ -24,6 +24,7 @@ from autoscaler.model import Model
 from autoscaler.names import Origin
 from autoscaler.podspec import API_VERSION
 from autoscaler.tenant import Tenant, TenantSpec
+from autoscaler.words import one_line
 
 _log = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ class Customs:
         try:
             return self._parse(document), ""
         except WrongKeyError as error:
-            wrong = " ".join(f"{dotted(error.path)}: {error.message}".split())
+            wrong = one_line(f"{dotted(error.path)}: {error.message}")
             whose = "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
             _log.warning("not in force kind=%s name=%s error=%s", kind, whose, wrong)
             return None, wrong
