@@ -115,3 +115,28 @@ def test_depth_is_found_without_decoding(value: Any) -> None:
     for levels in range(DEPTH_MAX - 8, DEPTH_MAX + 1):
         wrapped = b"[" * levels + text + b"]" * levels
         assert decoding.is_too_deep(wrapped) == (levels + depth(value) > DEPTH_MAX)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    ["null", "[]", '"m"', '{"name":1}', '{"name":["m"]}', '{"name":"m","resourceVersion":7}',
+    '{"name":"m","annotations":{"a":1}}',
+     '{"name":"m","labels":[]}', '{"name":"m","generation":1.5}', '{"name":"m","managedFields":[{"manager":{}}]}'],
+)  # fmt: skip
+def test_an_object_with_wrong_metadata_is_unreadable(metadata: str) -> None:
+    _, found = decoding.read_event(f'{{"type":"ADDED","object":{{"kind":"Model","metadata":{metadata}}}}}'.encode())
+    assert isinstance(found, Unreadable)
+    assert found.reason.startswith("its metadata: Expected ")
+    page = decoding.read_page(f'{{"metadata":{{}},"items":[{{"metadata":{metadata}}},{{"metadata":{{}}}}]}}'.encode())
+    assert (len(page.items), len(page.unreadable)) == (1, 1)
+
+
+def test_metadata_as_an_api_server_sends_it_is_accepted() -> None:
+    metadata = {
+        **METADATA, "uid": "u", "generation": 3, "creationTimestamp": None, "generateName": "m-", "labels": None,
+        "finalizers": ["f"],
+        "annotations": {"a": "b"}, "ownerReferences": [{"kind": "K", "name": "n", "uid": "u", "controller": True}],
+        "managedFields": [{"manager": "kubectl", "time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {}}}],
+    }  # fmt: skip
+    _, found = decoding.read_event(json.dumps({"type": "ADDED", "object": {"metadata": metadata}}).encode())
+    assert found == {"metadata": metadata}

@@ -365,8 +365,17 @@ def _refusal(answer: aiohttp.ClientResponse, said: bytes) -> ApiError:
     return _status(found, retry_after_s)
 
 
-def _status(status: Object, retry_after_s: float | None = None) -> ApiError:
+class _Status(msgspec.Struct, frozen=True):
     """The API's kind Status."""
-    return ApiError(
-        int(status.get("code", 500)), status.get("reason", "Unknown"), status.get("message", ""), retry_after_s
-    )
+
+    code: int = 500
+    reason: str = "Unknown"
+    message: str = ""
+
+
+def _status(status: Object, retry_after_s: float | None = None) -> ApiError:
+    try:
+        found = msgspec.convert(status, _Status)
+    except msgspec.ValidationError:  # not from an API server
+        found = _Status()
+    return ApiError(found.code, found.reason, found.message, retry_after_s)

@@ -105,7 +105,7 @@ def read(node: Object) -> NodeOrders:
     name, text = node["metadata"]["name"], (node["metadata"].get("annotations") or {}).get(ANNOTATION, "")
     try:
         orders = _decode(text) if text else ()
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         _log.warning("annotation %s of node %s is not one of ours: %s", ANNOTATION, name, error)
         orders = ()
     return NodeOrders(name, bool(node["spec"].get("unschedulable", False)), orders)

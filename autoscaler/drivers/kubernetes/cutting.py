@@ -288,7 +288,7 @@ def noted_in(node: Shown) -> Noted | None:
         return None
     try:
         return msgspec.json.decode(node.note, type=Noted)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         _log.warning("annotation %s of node %s is not one of ours: %s", ANNOTATION, node.seen.name, error)
         return None
 

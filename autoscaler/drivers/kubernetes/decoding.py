@@ -84,6 +84,25 @@ class _Identity(msgspec.Struct, frozen=True):
     metadata: _Metadata = _Metadata()
 
 
+class _Managed(msgspec.Struct, frozen=True):
+    manager: str = ""
+    time: str | None = None
+    subresource: str = ""
+
+
+class _Checked(_Metadata, frozen=True):
+    """What the watch and every reader takes from metadata: its types hold for each object that is not Unreadable."""
+
+    uid: str = ""
+    generation: int = 0
+    generate_name: str = msgspec.field(name="generateName", default="")
+    created: str | None = msgspec.field(name="creationTimestamp", default=None)
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owners: list[dict[str, str | bool | None]] | None = msgspec.field(name="ownerReferences", default=None)
+    managed: list[_Managed] | None = msgspec.field(name="managedFields", default=None)
+
+
 class _Event(msgspec.Struct, frozen=True):
     type: str
     object: msgspec.Raw
@@ -138,7 +157,13 @@ def read_object(raw: bytes, kind: str = "") -> Object | Unreadable:
 def _read_bounded(raw: bytes, kind: str = "") -> Object | Unreadable:
     if len(raw) > BYTES_MAX:
         return _unreadable(raw, kind, f"it has {len(raw)} bytes, more than {BYTES_MAX}")
-    return read_object(raw, kind)
+    found = read_object(raw, kind)
+    if not isinstance(found, Unreadable):
+        try:
+            msgspec.convert(found.get("metadata"), _Checked)
+        except msgspec.ValidationError as error:
+            return _unreadable(raw, kind, f"its metadata: {error}")
+    return found
 
 
 def _unreadable(raw: bytes, kind: str, reason: str) -> Unreadable:

@@ -36,6 +36,8 @@ LIST_SILENT_S_MAX = 10.0
 """Of a list that is streamed. With SUSPECT_S: everything is read anew within 20 s of a suspicion."""
 NEVER = 1 << 63
 """A version that no watch gets to."""
+VERSION_DIGITS_MAX = 20
+"""Of 64 bits."""
 GONE = 410
 GONE_MAX = 10_000
 """Deleted objects whose versions are remembered, so that what comes late brings none back."""
@@ -195,8 +197,8 @@ class Watched(Generic[T]):
             async for event, found in events:
                 if isinstance(found, Unreadable) or event != "BOOKMARK":
                     self._see(event, found, missing)
-                elif found["metadata"].get("annotations", {}).get(INITIAL_END) == "true":
-                    return str(found["metadata"]["resourceVersion"])
+                elif (found["metadata"].get("annotations") or {}).get(INITIAL_END) == "true":
+                    return _version_of(found)
         raise UnreachableError(f"watch {self._path}: it ended before it had told everything")
 
     async def _list(self, missing: set[Key]) -> str:
@@ -302,14 +304,14 @@ class Watched(Generic[T]):
 def _key_of(found: Object | Unreadable) -> Key:
     if isinstance(found, Unreadable):
         return Key(found.namespace, found.name)
-    return Key(found["metadata"].get("namespace", ""), found["metadata"]["name"])
+    return Key(found["metadata"].get("namespace", ""), found["metadata"].get("name", ""))
 
 
 def _version_of(found: Object | Unreadable) -> str:
     """Its resourceVersion; empty if not even that can be read."""
-    return found.version if isinstance(found, Unreadable) else str(found["metadata"]["resourceVersion"])
+    return found.version if isinstance(found, Unreadable) else str(found["metadata"].get("resourceVersion", ""))
 
 
 def _number(version: str) -> int:
     """Versions of one collection rise (KEP-5504); 0: this server's are no numbers, so nothing is told by them."""
-    return int(version) if version.isdecimal() else 0
+    return int(version) if version.isdecimal() and len(version) <= VERSION_DIGITS_MAX else 0

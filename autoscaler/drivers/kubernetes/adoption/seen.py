@@ -209,7 +209,7 @@ def read_scaler(kind: str, found: Object) -> ScalerSeen | None:
     metadata = found["metadata"]
     for known in CONTROLLERS:
         if scaled == known:
-            key = WorkloadKey(known, metadata["namespace"], target.get("name", ""))
+            key = WorkloadKey(known, metadata["namespace"], str(target.get("name", "")))
             return ScalerSeen(key, f"{kind} {metadata['name']}")
     return None
 
