@@ -51,7 +51,7 @@ image: venv  ## dist/pilotlight-image.tar: the OCI image, without a docker engin
 lock-image: venv  ## updates requirements/debian.lock, the Debian packages of the image, for this architecture; needs mmdebstrap
 	@$(PY) -m scripts.image lock
 
-fuzz: venv  ## fuzzes HTTP, bodies, messages and manifests for FUZZ_S seconds; inputs that fail are kept in tests/fuzz/found
+fuzz: venv  ## fuzzes all decoders of external data for FUZZ_S seconds; inputs that fail are kept in tests/fuzz/found
 	@FUZZ_S=$(FUZZ_S) nice -n 19 $(PY) -m tests.fuzz
 
 lock:  ## updates requirements/dev.lock for all Python versions and platforms; needs uv on the PATH

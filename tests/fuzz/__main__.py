@@ -1,6 +1,7 @@
 """Fuzzes the targets, one after another: `python -m tests.fuzz [NAME...]`, for FUZZ_S seconds in all (600).
 
-With atheris, guided by coverage; without it (it has wheels for few Pythons), with Hypothesis and random seeds. Whatever
+With atheris, guided by coverage; without it (it has wheels for few Pythons),
+with Hypothesis and random seeds. Whatever
 breaks an invariant is kept in tests/fuzz/found/NAME/ and ends the target; then the exit status is 1.
 """
 
@@ -15,21 +16,31 @@ import tempfile
 import time
 from hashlib import sha1
 from pathlib import Path
+from random import Random
 
 from hypothesis import HealthCheck, given, seed, settings
 
-INPUT_BYTES_MAX = 2000
+INPUT_BYTES_MAX, CASE_BYTES_MAX = 2_000, 200_000
 GUIDED = importlib.util.find_spec("atheris") is not None
-NAMES = ("requests", "answers", "documents", "forms", "messages", "manifests", "archives", "signed")
-"""The targets. They are imported by who runs one, after the coverage of what they import is watched."""
+INSTRUMENTED = {
+    "requests": ("gateway",), "answers": ("gateway",), "documents": ("gateway",), "forms": ("gateway",),
+    "messages": ("autoscaler.contract",), "manifests": ("artifacts",), "archives": ("artifacts",),
+    "signed": ("artifacts",), "objects": ("autoscaler.drivers.kubernetes",),
+    "reports": ("autoscaler.fold", "autoscaler.publish"),
+    "yaml": ("autoscaler.strict_yaml", "autoscaler.expected", "autoscaler.rules"),
+    "gguf": ("artifacts.gguf",), "safetensors": ("artifacts.hfconfig",),
+}  # fmt: skip
+"""The targets, and whose coverage guides each. Targets are imported by who runs one, after that coverage is watched."""
+NAMES = tuple(INSTRUMENTED)
 
 
 def with_atheris(name: str, seconds: int, folder: Path) -> None:
     """Runs one target, with its files in an empty folder; ends this process, and nothing after it."""
     atheris = importlib.import_module("atheris")  # it has no types
-    with atheris.instrument_imports(include=["gateway", "autoscaler.contract", "artifacts"]):
+    with atheris.instrument_imports(include=list(INSTRUMENTED[name])):
         targets = importlib.import_module("tests.fuzz.targets")
-    target, kept = targets.TARGETS[name], targets.FOUND / name
+        targets.target(name)
+    target, kept = targets.target(name), targets.FOUND / name
     kept.mkdir(parents=True, exist_ok=True)
     corpus, words = folder / "corpus", folder / "words"
     corpus.mkdir()
@@ -37,16 +48,25 @@ def with_atheris(name: str, seconds: int, folder: Path) -> None:
         (corpus / str(number)).write_bytes(data)
     words.write_text("".join('"' + "".join(f"\\x{byte:02x}" for byte in word) + '"\n' for word in target.words))
     arguments = [f"-max_total_time={seconds}", f"-dict={words}", f"-artifact_prefix={kept}/", "-timeout=10"]
-    arguments += [f"-max_len={INPUT_BYTES_MAX}", "-print_final_stats=1", "-verbosity=0", str(corpus)]
-    atheris.Setup([name, *arguments], target.one_input)
+    case, bytes_max = target.case, INPUT_BYTES_MAX if target.case is None else CASE_BYTES_MAX
+    arguments += [f"-max_len={bytes_max}", "-print_final_stats=1", "-verbosity=0", str(corpus)]
+
+    def mutate(data: bytes, size_max: int, number: int) -> bytes:
+        """Every other input is made by the format's structure."""
+        if case is None or number % 2:
+            return bytes(atheris.Mutate(data, size_max))
+        return bytes(case(Random(number))[:size_max])
+
+    mutator = {} if case is None else {"custom_mutator": mutate}
+    atheris.Setup([name, *arguments], target.limited(), **mutator)
     atheris.Fuzz()
 
 
 def with_hypothesis(name: str, seconds: int) -> None:
     """Runs one target; raises what it raised."""
     targets, near = importlib.import_module("tests.fuzz.targets"), importlib.import_module("tests.fuzz.near")
-    target, last, inputs = targets.TARGETS[name], b"", 0
-    deadline_s = time.monotonic() + seconds
+    target, last, inputs = targets.target(name), b"", 0
+    one_input, deadline_s = target.limited(), time.monotonic() + seconds
     while time.monotonic() < deadline_s:
 
         @seed(int.from_bytes(os.urandom(8)))
@@ -55,7 +75,7 @@ def with_hypothesis(name: str, seconds: int) -> None:
         def some(data: bytes) -> None:
             nonlocal last, inputs
             last, inputs = data, inputs + 1
-            target.one_input(data)
+            one_input(data)
 
         try:
             some()

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-from autoscaler.contract import CatalogueDelta, Message, Report, ReportAnswer, RoutesDelta, decoder
+from autoscaler.contract import (
+    CatalogueDelta,
+    NodeAnswer,
+    NodeReport,
+    Report,
+    ReportAnswer,
+    RoutesDelta,
+    decoder,
+)
+from autoscaler.nodepeers import NodePeers
+from autoscaler.nodewants import NodeWants
+from gateway.kept import Known
+from pilotlight.shapes import Header
 
-KINDS: tuple[type[Message], ...] = (CatalogueDelta, RoutesDelta, Report, ReportAnswer)
+KINDS: tuple[type[msgspec.Struct], ...] = (
+    CatalogueDelta, RoutesDelta, Report, ReportAnswer, NodeReport, NodeAnswer, NodeWants, NodePeers, Known, Header,
+)  # fmt: skip
+"""All that the product reads with `autoscaler.contract.decoder`."""
 _DECODERS = [decoder(kind) for kind in KINDS]
 _CATALOGUE = (
     b'{"epoch":1,"version":2,"full":true,"models":[{"name":"m","served_name":"s","aliases":["a"],"slots":4,"queue":'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import strategies as st
 
 from tests.fuzz.targets import Target
@@ -10,10 +12,12 @@ PLACES_MAX = 4
 
 
 def inputs(target: Target) -> st.SearchStrategy[bytes]:
-    """A seed with something else in a few places; sometimes anything."""
+    """A seed with something else in a few places, or made by the format's structure; sometimes anything."""
     put = st.sampled_from(target.words) | st.binary(max_size=4)
     place = st.tuples(st.integers(0, 1 << 12), st.integers(0, 9), put)
     changed = st.builds(_changed, st.sampled_from(target.seeds), st.lists(place, min_size=1, max_size=PLACES_MAX))
+    if (case := target.case) is not None:
+        changed |= st.integers(0, 1 << 62).map(lambda number: case(Random(number)))
     return changed | st.binary(max_size=60)
 
 

@@ -1,12 +1,14 @@
-"""What is fuzzed: a plain function with its invariants inside, and what to begin with."""
+"""The fuzz targets: plain functions with their invariants inside, their seeds, and how their inputs are made."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
-from tests.fuzz import answers, archives, bodies, manifests, messages, requests, signed
+from tests.fuzz.limits import Limited
 
 FOUND = Path(__file__).parent / "found"
 """Inputs that once broke something, one folder per target; they are tried first, for ever."""
@@ -18,18 +20,114 @@ class Target(NamedTuple):
     one_input: Callable[[bytes], None]
     seeds: tuple[bytes, ...]
     words: tuple[bytes, ...]
+    case: Callable[[Random], bytes] | None = None
+    """Makes an input by the structure of its format, which reaches deeper than changed bytes."""
+
+    def limited(self) -> Callable[[bytes], None]:
+        """`one_input` with limits on time and memory."""
+        return Limited(self.one_input)
 
 
-TARGETS = {
-    "requests": Target(requests.requests, requests.SEEDS, requests.WORDS),
-    "answers": Target(answers.answers, answers.SEEDS, answers.WORDS),
-    "documents": Target(bodies.documents, bodies.JSON_SEEDS, bodies.JSON_WORDS),
-    "forms": Target(bodies.forms, bodies.FORM_SEEDS, bodies.FORM_WORDS),
-    "messages": Target(messages.messages, messages.SEEDS, messages.WORDS),
-    "manifests": Target(manifests.manifests, manifests.SEEDS, manifests.WORDS),
-    "archives": Target(archives.archives, archives.SEEDS, archives.WORDS),
-    "signed": Target(signed.signed, signed.SEEDS, signed.WORDS),
+def _requests() -> Target:
+    from tests.fuzz import requests
+
+    return Target(requests.requests, requests.SEEDS, requests.WORDS)
+
+
+def _answers() -> Target:
+    from tests.fuzz import answers
+
+    return Target(answers.answers, answers.SEEDS, answers.WORDS)
+
+
+def _documents() -> Target:
+    from tests.fuzz import bodies
+
+    return Target(bodies.documents, bodies.JSON_SEEDS, bodies.JSON_WORDS)
+
+
+def _forms() -> Target:
+    from tests.fuzz import bodies
+
+    return Target(bodies.forms, bodies.FORM_SEEDS, bodies.FORM_WORDS)
+
+
+def _messages() -> Target:
+    from tests.fuzz import messages
+
+    return Target(messages.messages, messages.SEEDS, messages.WORDS)
+
+
+def _manifests() -> Target:
+    from tests.fuzz import manifests
+
+    return Target(manifests.manifests, manifests.SEEDS, manifests.WORDS)
+
+
+def _archives() -> Target:
+    from tests.fuzz import archives
+
+    return Target(archives.archives, archives.SEEDS, archives.WORDS)
+
+
+def _signed() -> Target:
+    from tests.fuzz import signed
+
+    return Target(signed.signed, signed.SEEDS, signed.WORDS)
+
+
+def _objects() -> Target:
+    from tests.fuzz import objects
+
+    return Target(objects.objects, objects.seeds(), objects.WORDS, objects.case)
+
+
+def _reports() -> Target:
+    from tests.fuzz import reports
+
+    return Target(reports.reports, reports.SEEDS, reports.WORDS, reports.case)
+
+
+def _yaml() -> Target:
+    from tests.fuzz import texts
+
+    return Target(texts.texts, texts.SEEDS, texts.WORDS, texts.case)
+
+
+def _gguf() -> Target:
+    from tests.fuzz import weights
+
+    return Target(weights.headers, weights.GGUF_SEEDS, weights.GGUF_WORDS, weights.gguf_case)
+
+
+def _safetensors() -> Target:
+    from tests.fuzz import weights
+
+    return Target(weights.folders, weights.FOLDER_SEEDS, weights.FOLDER_WORDS, weights.folder_case)
+
+
+MADE: dict[str, Callable[[], Target]] = {
+    "requests": _requests,
+    "answers": _answers,
+    "documents": _documents,
+    "forms": _forms,
+    "messages": _messages,
+    "manifests": _manifests,
+    "archives": _archives,
+    "signed": _signed,
+    "objects": _objects,
+    "reports": _reports,
+    "yaml": _yaml,
+    "gguf": _gguf,
+    "safetensors": _safetensors,
 }
+"""A target imports what it tests when it is made: atheris takes seconds to import all of them."""
+
+
+@cache
+def target(name: str) -> Target:
+    """The target of this name."""
+    return MADE[name]()
 
 
 def found(name: str) -> list[bytes]:

@@ -6,43 +6,99 @@ For longer, and guided by coverage: `make fuzz`.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 
+from tests.fuzz import kinds, limits, messages, objects, watches
 from tests.fuzz.__main__ import GUIDED, NAMES
+from tests.fuzz.limits import Limited, LimitError
 from tests.fuzz.near import inputs
-from tests.fuzz.targets import FOUND, TARGETS, found
+from tests.fuzz.targets import FOUND, MADE, found, target
 from tests.kit.budget import examples
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = 600
+STRUCTURED = ("objects", "reports", "yaml", "gguf", "safetensors")
+"""Targets whose inputs are made by the structure of their format."""
+CASES = 5_000
+"""Of each of them, in the deep tier."""
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_seeds_and_what_was_found_before(name: str) -> None:
-    for data in (*TARGETS[name].seeds, *found(name)):
-        TARGETS[name].one_input(data)
+    one_input = target(name).limited()
+    for data in (*target(name).seeds, *found(name)):
+        one_input(data)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_inputs_near_the_seeds(name: str) -> None:
-    target = TARGETS[name]
+    one_input = target(name).limited()
 
     @settings(derandomize=True, deadline=None, max_examples=examples(EXAMPLES), database=None)
-    @given(inputs(target))
+    @given(inputs(target(name)))
     def one(data: bytes) -> None:
-        target.one_input(data)
+        one_input(data)
 
     one()
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("name", STRUCTURED)
+def test_many_inputs_made_by_structure(name: str) -> None:
+    one_input, case = target(name).limited(), target(name).case
+    assert case is not None
+    for number in range(CASES):
+        data = case(Random(number))
+        try:
+            one_input(data)
+        except BaseException as error:
+            error.add_note(f"case {number}, {len(data)} bytes: {data[:500]!r}")
+            raise
+
+
+def test_limits_on_time_and_memory_are_checked() -> None:
+    def takes_time(data: bytes) -> None:
+        began_s = time.thread_time()
+        while time.thread_time() - began_s < 0.02:
+            assert not data
+
+    with pytest.raises(LimitError, match="s of CPU"):
+        Limited(takes_time, cpu_s_max=0.01)(b"")
+    if not limits.reset_peak():
+        pytest.skip("this system does not report the peak of the memory")
+    with pytest.raises(LimitError, match="MiB"):
+        Limited(lambda data: bytearray(64 << 20).extend(data), memory_bytes_max=32 << 20)(b"")
+
+
 def test_every_target_is_run_by_make_fuzz() -> None:
-    assert tuple(TARGETS) == NAMES
+    assert tuple(MADE) == NAMES
+    assert [name for name in NAMES if target(name).case is not None] == list(STRUCTURED)
     assert {path.name for path in FOUND.glob("*")} <= set(NAMES)
+
+
+def test_every_watch_of_the_product_has_a_target() -> None:
+    made = objects.places()
+    sites = [(file, {(file, line) for line in lines}) for file, lines in watches.sites()]
+    missing = [file for file, lines in sites if not made & lines]
+    assert not missing, "build what makes these watches in tests/fuzz/watches.py"
+    assert watches.followed() == sorted(watches.FOLLOWED), "add what is followed to tests/fuzz/watches.py"
+    assert {kind.plural for kind in objects.kinds()} == set(kinds.SEEDS), "tests/fuzz/kinds.py has one of each kind"
+
+
+def test_every_message_has_a_target() -> None:
+    decoded = set[str]()
+    for package in ("autoscaler", "gateway", "pilotlight"):
+        for path in (ROOT / package).rglob("*.py"):
+            decoded.update(re.findall(r"\bdecoder\(([A-Z]\w*)\)", path.read_text()))
+    assert decoded <= {kind.__name__ for kind in messages.KINDS}
 
 
 @pytest.mark.skipif(not GUIDED, reason="atheris is not installed: nothing guides the fuzz")

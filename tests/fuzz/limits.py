@@ -1,0 +1,79 @@
+"""Limits on CPU time and memory of one input, cheap enough to check after each one.
+
+Memory is the peak of the resident set of this process since the last reset, as Linux counts it (`VmHWM`); elsewhere
+only the time is checked. Reading the peak costs microseconds; allocations are not traced.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+CPU_S_MAX: Final = 6.0
+"""Of one input: 2 s on a machine with a free core. CI may have a third of one."""
+MEMORY_BYTES_MAX: Final = 64 << 20
+"""Of one input, above what this process had before."""
+INPUTS_PER_RESET: Final = 200
+"""Caches grow: what a process has before an input is measured again after so many."""
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_SIZES = re.compile(rb"VmHWM:\s+(\d+) kB\s+VmRSS:\s+(\d+) kB")
+
+
+class LimitError(AssertionError):
+    """An input took more time or memory than is allowed."""
+
+
+def peak_bytes() -> int:
+    """The largest resident set since the last reset; 0 where that is not known."""
+    return _sizes()[0]
+
+
+def reset_peak() -> int:
+    """Begins to measure anew. Returns the resident set as it is; 0 where that is not known."""
+    try:
+        _RESET.write_bytes(b"5")
+    except OSError:
+        return 0
+    return _sizes()[1]
+
+
+def _sizes() -> tuple[int, int]:
+    """(peak, now)."""
+    try:
+        found = _SIZES.search(_STATUS.read_bytes())
+    except OSError:
+        found = None
+    return (0, 0) if found is None else (int(found[1]) << 10, int(found[2]) << 10)
+
+
+class Limited:
+    """A target that also raises LimitError."""
+
+    def __init__(
+        self, one_input: Callable[[bytes], None], *,
+        cpu_s_max: float = CPU_S_MAX, memory_bytes_max: int = MEMORY_BYTES_MAX,
+    ) -> None:  # fmt: skip
+        self._one_input = one_input
+        self._cpu_s_max = cpu_s_max
+        self._memory_bytes_max = memory_bytes_max
+        self._inputs = 0
+        self._before_bytes = 0
+
+    def __call__(self, data: bytes) -> None:
+        """Runs the target on one input."""
+        if self._inputs % INPUTS_PER_RESET == 0:
+            self._before_bytes = reset_peak()
+        self._inputs += 1
+        began_s = time.thread_time()
+        self._one_input(data)
+        took_s = time.thread_time() - began_s
+        if took_s > self._cpu_s_max:
+            raise LimitError(f"{len(data)} bytes took {took_s:.1f} s of CPU; at most {self._cpu_s_max} s are allowed")
+        if self._before_bytes and (took := peak_bytes() - self._before_bytes) > self._memory_bytes_max:
+            self._inputs = 0
+            most = self._memory_bytes_max >> 20
+            raise LimitError(f"{len(data)} bytes took {took >> 20} MiB; at most {most} MiB are allowed")

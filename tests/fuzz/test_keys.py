@@ -1,0 +1,46 @@
+"""Hostile values at the keys of our documents: no traceback, and each refusal in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+import pytest
+
+from tests.fuzz import keys
+
+SHARE = 131
+"""`make test` runs one case in so many. It is prime, so each key and each value has its turn."""
+CASES_MIN = 20_000
+
+
+def run(places: Iterable[tuple[str, keys.Path, int]]) -> None:
+    """Runs the cases."""
+    for kind, path, number in places:
+        text = keys.document(kind, path, keys.HOSTILE[number])
+        try:
+            keys.check(text)
+        except BaseException as error:
+            error.add_note(f"{kind} {'.'.join(path)}: value {number}: {text[:300]!r}")
+            raise
+
+
+def test_hostile_values_at_some_keys() -> None:
+    run(islice(keys.places(keys.KINDS), 0, None, SHARE))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", keys.KINDS)
+def test_hostile_values_at_every_key(kind: str) -> None:
+    run(keys.places([kind]))
+
+
+def test_the_deep_tier_has_enough_cases() -> None:
+    assert sum(1 for _ in keys.places(keys.KINDS)) >= CASES_MIN
+
+
+def test_values_are_put_where_their_path_says() -> None:
+    text = keys.document("Model", ("spec", "replicas", "schedule", keys.LIST, "min"), "x")
+    assert b'"replicas":{"schedule":[{"min":"x"}]}' in text
+    assert b'"env":{"a":{"valueFrom":1}}' in keys.document("Model", ("spec", "env", keys.ANY, "valueFrom"), 1)
+    assert b'"metadata":{"name":null}' in keys.document("Model", ("metadata", "name"), None)

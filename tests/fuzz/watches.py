@@ -1,0 +1,258 @@
+"""Which collections of the API server the product watches, found by running what watches them.
+
+`OWNERS` builds everything that has a watch. `Recorder` notes each watch that is made, with its place in the source,
+and
+`sites` finds all places in the source that make one: a test compares the two, so that a new kind has a fuzz target.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from unittest import mock
+
+from kubernetes.aio import client
+
+from autoscaler import documents
+from autoscaler.capacity import fabric_requests
+from autoscaler.drivers import probes
+from autoscaler.drivers.kubernetes.access import Access
+from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
+from autoscaler.drivers.kubernetes.adoption.runner import Means, Runner
+from autoscaler.drivers.kubernetes.adoption.seen import WorkloadSeen, read_workload
+from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
+from autoscaler.drivers.kubernetes.api import Api, Object, UnreachableError
+from autoscaler.drivers.kubernetes.cordons import NodeCordons
+from autoscaler.drivers.kubernetes.customs import Customs
+from autoscaler.drivers.kubernetes.cutting import NodeCutter
+from autoscaler.drivers.kubernetes.decoding import Unreadable, read_event
+from autoscaler.drivers.kubernetes.disruptions import Disruptions
+from autoscaler.drivers.kubernetes.driver import KubernetesDriver
+from autoscaler.drivers.kubernetes.gateways import GatewayPods
+from autoscaler.drivers.kubernetes.inventory import Inventory
+from autoscaler.drivers.kubernetes.kubeai import KubeaiModels
+from autoscaler.drivers.kubernetes.lease import Elector
+from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
+from autoscaler.drivers.kubernetes.watching import INITIAL_END, Watched
+from autoscaler.installation import Installation
+from autoscaler.quantity import Bytes
+from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, Settings
+from pilotlight.cluster import image, launch
+from pilotlight.objects import Objects
+from pilotlight.resources import theirs
+from tests.fuzz.kinds import DEPLOYMENT
+from tests.kit.worlds import GI, T0, model, world
+
+ROOT: Final = Path(__file__).parents[2]
+PACKAGES: Final = ("autoscaler", "pilotlight")
+NAMESPACE: Final = "models"
+STREAMS_MAX: Final = 3
+MAKERS: Final = frozenset({"Watched", "self._kinds.add"})
+"""What the source calls to make a watch."""
+BOOKMARK: Final = ("BOOKMARK", {"metadata": {"resourceVersion": "9", "annotations": {INITIAL_END: "true"}}})
+
+
+class DoneError(Exception):
+    """The watch has told everything."""
+
+
+class LineApi(Api):
+    """An API server whose watches have one line, as an event; and no other answers."""
+
+    def __init__(self, line: bytes) -> None:
+        super().__init__(Access(client.Configuration(host="http://fuzz")))
+        self._line = line
+        self._streams = 0
+
+    async def _send(  # noqa: PLR0917  as its base
+        self, method: str, path: str, data: bytes | None, query: Mapping[str, str], headers: Mapping[str, str],
+        within_s: float,
+    ) -> bytes:  # fmt: skip
+        del data, query, headers, within_s
+        raise UnreachableError(f"{method} {path}: nobody is there")
+
+    async def _stream(
+        self, path: str, query: Mapping[str, str], headers: Mapping[str, str], silent_s: float
+    ) -> AsyncGenerator[tuple[str, Object | Unreadable]]:
+        """The line, and again where the watch goes on from the list."""
+        del path, headers, silent_s
+        self._streams += 1
+        if self._streams > STREAMS_MAX:  # after an error that the server sent
+            raise DoneError
+        try:
+            yield read_event(self._line)
+        except (ValueError, RecursionError) as error:
+            raise DoneError from error
+        if "sendInitialEvents" not in query:
+            raise DoneError
+        yield BOOKMARK
+
+
+class Made(NamedTuple):
+    """A watch and the place in the source that made it."""
+
+    file: str
+    line: int
+    path: str
+    watched: Watched[Any]  # each of a type of its own
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Made]]:
+    """Notes the watches that are made meanwhile."""
+    made, original = list[Made](), Watched.__init__
+
+    def note(self: Watched[Any], api: Api, path: str, *more: Any, **query: Any) -> None:
+        original(self, api, path, *more, **query)
+        frames = (frame for frame in reversed(traceback.extract_stack(limit=3)[:-1]))
+        place = next(frame for frame in frames if not frame.filename.endswith("/kinds.py"))
+        made.append(Made(Path(place.filename).relative_to(ROOT).as_posix(), place.lineno or 0, path, self))
+
+    with mock.patch.object(Watched, "__init__", note):
+        yield made
+
+
+def sites() -> Iterator[tuple[str, range]]:
+    """Each place in the source that makes a watch: its file and its lines."""
+    for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
+        text = path.read_text()
+        if path.name == "kinds.py" or not any(f"{name}(" in text for name in MAKERS):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in MAKERS:
+                yield path.relative_to(ROOT).as_posix(), range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def followed() -> list[str]:
+    """What providers of capacity follow: the calls of `Server.follow`, whose paths and readers are theirs."""
+    texts = (path.read_text() for path in (ROOT / "autoscaler/capacity").glob("*.py"))
+    nodes = (node for text in texts if "follow(" in text for node in ast.walk(ast.parse(text)))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    return sorted(
+        ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func).endswith("follow") and call.args
+    )
+
+
+# --- what has watches ------------------------------------------------------------------------------------------------
+
+
+Owner = Callable[[Api], Awaitable[Callable[[], object]]]
+"""Makes its watches. What it returns uses all that they have told."""
+
+
+def _nothing(*_: object) -> None:
+    """Takes what is told."""
+
+
+async def _customs(api: Api) -> Callable[[], object]:
+    made = Customs(api, documents.one, Installation(_nothing), heard=_nothing)
+    return lambda: (made.models, made.tenants, made.wrong)
+
+
+async def _kubeai(api: Api) -> Callable[[], object]:
+    made = KubeaiModels(api, partial(theirs, NAMESPACE), Installation(_nothing))
+    return lambda: (made.found, made.wrong)
+
+
+async def _driver(api: Api) -> Callable[[], object]:
+    KubernetesDriver(api, NAMESPACE, launch, image, lambda: T0, inventory=False)
+    return _nothing
+
+
+async def _inventory(api: Api) -> Callable[[], object]:
+    made = Inventory(
+        api, NAMESPACE, Settings, is_ours=lambda _: False, held=tuple, changed=_nothing, hosts_changed=_nothing
+    )
+    return made.look
+
+
+async def _quotas(api: Api) -> Callable[[], object]:
+    DeclaredDevices(api, NAMESPACE, _nothing, world)
+    return _nothing
+
+
+async def _disruptions(api: Api) -> Callable[[], object]:
+    Disruptions(api, NAMESPACE, _nothing)
+    return _nothing
+
+
+async def _cordons(api: Api) -> Callable[[], object]:
+    NodeCordons(api, api, _nothing, lambda: T0)
+    return _nothing
+
+
+async def _cutter(api: Api) -> Callable[[], object]:
+    device = NodeDevice(model="a", memory_bytes=Bytes(GI))
+    kind = NodeKind(selector={}, device=device, slicing=NodeSlicing(kind="mig", cut=True))
+    return NodeCutter(api, api, _nothing, lambda: Settings(nodes=(kind,)), lambda: T0).look_again
+
+
+async def _gateways(api: Api) -> Callable[[], object]:
+    GatewayPods(api, NAMESPACE, _nothing)
+    return _nothing
+
+
+async def _lease(api: Api) -> Callable[[], object]:
+    await _begun(Elector(api, NAMESPACE, "pilotlight", "a", lambda: T0).run(_Process()))
+    return _nothing
+
+
+async def _adoption(api: Api) -> Callable[[], object]:
+    AdoptedDriver(api, None, _nothing, hold_s=lambda: 1.0, clock=lambda: T0)
+    return _nothing
+
+
+async def _runner(api: Api) -> Callable[[], object]:
+    seen = read_workload("Deployment", DEPLOYMENT)
+    if not isinstance(seen, WorkloadSeen):
+        raise TypeError("the Deployment is not adopted")
+    with mock.patch.object(Runner, "_pods_changed", _nothing):  # it would probe the pods
+        Runner(Workload(seen, model("ada"), Mode.LEVEL), Means(api, _nothing, lambda: T0, probes.Pace(lambda: T0)))
+    return _nothing
+
+
+async def _objects(api: Api) -> Callable[[], object]:
+    server = Objects(api, api)
+    for path, read in FOLLOWED.values():
+        await _begun(server.follow(path, read, _nothing))
+    return _nothing
+
+
+FOLLOWED: Final[dict[str, tuple[str, Callable[[Object], object]]]] = {
+    "REQUESTS": (fabric_requests.REQUESTS, partial(fabric_requests.heard_of_request, provider="cro")),
+    "RESOURCES": (fabric_requests.RESOURCES, partial(fabric_requests.heard_of_resource, model="NVIDIA-A100-PCIE-80GB")),
+}
+OWNERS: Final[tuple[Owner, ...]] = (
+    _customs, _kubeai, _driver, _inventory, _quotas, _disruptions, _cordons, _cutter, _gateways, _lease, _adoption,
+    _runner, _objects,
+)  # fmt: skip
+
+
+async def _begun(running: Coroutine[Any, Any, None]) -> None:
+    """It has made its watches, and ends before they ask for anything."""
+    task = asyncio.create_task(running)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+class _Process:
+    """Stands for no election."""
+
+    def lease_seconds(self) -> int:
+        return 15
+
+    def heard(self) -> Collection[int]:
+        return ()
+
+    def lead(self, epoch: int) -> None:
+        del epoch
+
+    async def follow(self) -> None:
+        return
