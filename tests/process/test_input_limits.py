@@ -1,0 +1,81 @@
+"""Headers of weight files made to exhaust memory or time: each is read or refused within bounds, in its own process.
+
+The bounds are 64 MiB and twice the header, at most 200 MiB, above what the interpreter and the readers need.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit.input_limits import CONFIG, GGUF, MIB_MAX, OBJECT, SAFETENSORS, YAML, measure, write_folder
+
+pytestmark = pytest.mark.standard
+
+CPU_S_MAX = 6.0
+"""The bound is 2 s on a machine with a free core; CI may have a third of one."""
+REFUSED = {
+    "arrays of many architectures": "more than 16 arrays", "more texts": "texts; at most",
+    "more tensors": "tensors; at most", "as many tensors as are allowed": "truncated: its last tensor",
+    "keys of many architectures": "more than 1000 keys",
+}  # fmt: skip
+
+
+def within(header_bytes: int) -> float:
+    """MiB that a header of this size may need."""
+    return min(float(MIB_MAX), 64 + 2 * header_bytes / (1 << 20))
+
+
+@pytest.mark.parametrize("case", GGUF)
+def test_a_gguf_header_is_bounded(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "a.gguf"
+    with path.open("wb") as file:
+        file.writelines(GGUF[case]())
+    said, mib, cpu_s = measure("gguf", path)
+    header_bytes = path.stat().st_size
+    path.unlink()  # pytest keeps folders of several runs
+    assert REFUSED.get(case, "block_count is missing") in said
+    assert mib < within(header_bytes)
+    assert cpu_s < CPU_S_MAX
+
+
+@pytest.mark.parametrize("case", SAFETENSORS)
+def test_a_safetensors_header_is_bounded(tmp_path: Path, case: str) -> None:
+    header = SAFETENSORS[case]()
+    write_folder(tmp_path, header)
+    said, mib, cpu_s = measure("folder", tmp_path)
+    (tmp_path / "a.safetensors").unlink()
+    allowed = case in {"allowed tensors", "a long text"}
+    assert said == "" if allowed else "more than 1000000 values" in said
+    assert mib < within(len(header))
+    assert cpu_s < CPU_S_MAX
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_lists_without_end_in_a_config_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / name).write_text('{"a":[' + "[]," * 1_300_000 + "[]]}")
+    said, mib, cpu_s = measure("folder", tmp_path)
+    assert "values" in said
+    assert mib < within(4 << 20)
+    assert cpu_s < CPU_S_MAX
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("case", YAML)
+def test_yaml_of_one_mib_is_bounded(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(YAML[case]())
+    assert path.stat().st_size <= 1 << 20
+    assert measure("yaml", path).mib < MIB_MAX
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("case", OBJECT)
+def test_an_object_of_one_and_a_half_mib_is_bounded(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "event.json"
+    path.write_text(OBJECT[case]())
+    assert path.stat().st_size <= 3 << 19
+    assert measure("object", path).mib < MIB_MAX
