@@ -13,6 +13,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 an
 
 from __future__ import annotations
 
+import stat
 import struct
 from collections.abc import Iterable
 from io import FileIO
@@ -58,6 +59,8 @@ def read(file: Path | str) -> GgufInfo:
     """What the file says; of a split model give its first part, the others are found. Raises GgufError."""
     path = str(file)
     try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):  # to open a FIFO would wait for its writer
+            raise GgufError(f"{path}: it is no regular file")
         with FileIO(path) as opened:
             metadata = _Header(path, opened, Path(path).stat().st_size).metadata()
         weights_bytes = _weights_bytes(path)

@@ -1,7 +1,6 @@
-"""The read API of the operations port as types (interfaces, section 4).
+"""The read API of the operations port (interfaces, section 4): the World as the types of `autoscaler.views`.
 
-Owns what a Model, Device or Tenant looks like to a program that asks; `autoscaler.openapi` describes it. Pure: reads
-the World that decisions are taken on; knows nothing of HTTP, and never shows a key or its hash.
+Pure: reads the World that decisions are taken on; knows nothing of HTTP, and never shows a key or its hash.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections import Counter
 from msgspec.structs import replace
 
 from autoscaler import weightwords
-from autoscaler.contract import DeviceReport, ModelName, PodDevices, ReplicaId, TenantName
+from autoscaler.contract import ModelName
 from autoscaler.demand import NO_HISTORY, NO_LOAD, idle_s
 from autoscaler.fold_faults import quarantined
 from autoscaler.model import Model
@@ -19,112 +18,8 @@ from autoscaler.nodes import devices_of, fresh, measured, shut
 from autoscaler.operators import closed, cordons_on
 from autoscaler.ordered import Place
 from autoscaler.phases import last_start, told_s
-from autoscaler.states import ReplicaState
-from autoscaler.world import DeviceId, Fact, NodeId, Replica, Slice, SliceId, World
-
-
-class DemandView(Fact, frozen=True):
-    """Calls of one Model at all gateways, as last reported."""
-
-    waiting: int
-    running: int
-
-
-class ModelView(Fact, frozen=True):
-    """One Model and what runs of it."""
-
-    name: ModelName
-    engine: str
-    aliases: tuple[str, ...]
-    adapters: tuple[str, ...]
-    """Each is called as `model:adapter`."""
-    memory_bytes: int
-    """Of a device, for one Replica; 0 is the whole device."""
-    slots: int
-    replicas: dict[str, int]
-    """State -> how many."""
-    demand: DemandView
-    last_start_seconds: float | None = None
-    last_start_phases: dict[str, float] = {}
-    """Seconds of each phase of the start that ended last, of those that are there and were seen to start; `place.*` are
-    parts of `place`. A status keeps it longer."""
-    idle_seconds: float = 0.0
-    """Without a Call for so long it goes to zero, as it is now."""
-    idle_auto: bool = False
-    """`idleSeconds: auto`: it is doubled each time the Model is called soon after it went to zero."""
-    weights: str = ""
-    """Those that come from elsewhere: here, absent or failed, as a row of the status says it; empty: none do."""
-    faulty: str = ""
-    """The exception that quarantined it; empty: it is not quarantined."""
-
-
-class HeldView(Fact, frozen=True):
-    """A Replica that holds a Slice."""
-
-    id: ReplicaId
-    model: ModelName
-    state: ReplicaState
-    memory_bytes: int
-    devices: tuple[str, ...] = ()
-    """Which Devices of the node its pod has, by their own ids, as its agent says; empty: nobody says so."""
-
-
-class DeviceView(Fact, frozen=True):
-    """A Slice of a Device and who holds it."""
-
-    id: SliceId
-    device: DeviceId
-    node: NodeId
-    product: str
-    memory_bytes: int
-    compute_percent: int
-    isolation: str
-    """none, memory or hardware."""
-    shared: bool
-    healthy: bool
-    replicas: tuple[HeldView, ...]
-    closed: str = ""
-    """Why nothing new is put there; empty: it is open."""
-    drains: bool = False
-    """What is there moves away."""
-    used_bytes: int | None = None
-    """Of its Device's memory, as its node's agent measured it lately; None: no agent says so."""
-
-
-class NodeView(Fact, frozen=True):
-    """One node, and what its agent said last."""
-
-    name: NodeId
-    cordoned: bool
-    drains: bool
-    age_seconds: float | None = None
-    """Of the report; None: there was none."""
-    fresh: bool = False
-    """The report is recent enough to count."""
-    copies: tuple[str, ...] = ()
-    images: tuple[str, ...] = ()
-    devices: tuple[DeviceReport, ...] = ()
-    pods: tuple[PodDevices, ...] = ()
-
-
-class TenantView(Fact, frozen=True):
-    """One Tenant. Of its keys only the number is told."""
-
-    name: TenantName
-    weight: float
-    keys: int
-
-
-class Sentences(Fact, frozen=True):
-    """An explanation for people, one sentence each; of what happened the newest first."""
-
-    sentences: tuple[str, ...]
-
-
-class Problem(Fact, frozen=True):
-    """What was wrong with the request, and what there is instead."""
-
-    error: str
+from autoscaler.views import DemandView, DeviceView, HeldView, ModelView, NodeView, TenantView
+from autoscaler.world import NodeId, Replica, Slice, World
 
 
 def named(world: World, name: str) -> Model | None:

@@ -20,6 +20,7 @@ from autoscaler.drivers.base import CordonError, Cordons
 from autoscaler.loop import Loop
 from autoscaler.operators import places
 from autoscaler.orders import Order, OrderError, Wish
+from autoscaler.views import Problem
 from autoscaler.world import World
 
 BODY_BYTES_MAX = 1024
@@ -154,5 +155,5 @@ def names_of(names: object) -> str:
 def refusal(error: OrderError) -> web.Response:
     """One clear error."""
     headers = {"WWW-Authenticate": "Bearer"} if error.status == web.HTTPUnauthorized.status_code else {}
-    body = msgspec.json.encode(api.Problem(error=error.message))
+    body = msgspec.json.encode(Problem(error=error.message))
     return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)

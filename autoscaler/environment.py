@@ -18,8 +18,8 @@ from autoscaler.settings import Settings
 from autoscaler.strict_yaml import YamlError, read
 
 PREFIX = "PILOTLIGHT_"
-RESERVED = frozenset({"PILOTLIGHT_REPLICA"})
-"""Variables with our prefix that are no settings: the mark that a Replica's processes carry."""
+RESERVED = frozenset({"PILOTLIGHT_REPLICA", "PILOTLIGHT_TRACEBACK"})
+"""Variables with our prefix that are no settings: the mark of a Replica's processes, and the switch for tracebacks."""
 
 
 def override(settings: Settings, environ: Mapping[str, str], reserved: Collection[str] = RESERVED) -> Settings:

@@ -32,6 +32,7 @@ from autoscaler.rulings import neighbours, teams_of, why_not
 from autoscaler.shelves import hosts, shelves, want_of
 from autoscaler.states import ReplicaState as S
 from autoscaler.stranded import avoided
+from autoscaler.views import Row
 from autoscaler.words import counted, seconds
 from autoscaler.world import Fact, Replica, SliceId, World
 
@@ -59,24 +60,6 @@ class Explanation(Fact, frozen=True):
     candidates: tuple[Candidate, ...] = ()
     ladder: tuple[Step, ...] = ()
     """How one more Replica of it could have room: by an eviction, and by each Offer."""
-
-
-class Row(Fact, frozen=True):
-    """One line of `pilotlight status`."""
-
-    model: ModelName
-    state: str
-    replicas: dict[str, int]
-    """State -> how many."""
-    waiting: int = 0
-    running: int = 0
-    devices: tuple[str, ...] = ()
-    since_s: float | None = None
-    """Seconds since it is in this state; None: it never was in another."""
-    why: str = ""
-    adapters: tuple[str, ...] = ()
-    weights: str = ""
-    """Those that come from elsewhere: here, absent or failed (`weightwords.word`); empty: none do."""
 
 
 def model_state(world: World, name: ModelName, now_s: float) -> str:

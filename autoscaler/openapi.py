@@ -11,10 +11,20 @@ from typing import NamedTuple
 import msgspec
 
 from autoscaler.actions import Plan
-from autoscaler.api import DeviceView, ModelView, NodeView, Problem, Sentences, TenantView
-from autoscaler.explain import Explanation, Row
+from autoscaler.explain import Explanation
 from autoscaler.fit import Fit
-from autoscaler.orders import Told, Wish
+from autoscaler.orders import Wish
+from autoscaler.views import (
+    DeviceView,
+    DocumentsView,
+    ModelView,
+    NodeView,
+    Problem,
+    Row,
+    Sentences,
+    TenantView,
+    Told,
+)
 from autoscaler.whatif import PATH as WHAT_IF
 from autoscaler.whatif import Answer, Question
 
@@ -37,6 +47,7 @@ class Read(NamedTuple):
 READS = (
     Read("/api/v1/status", "What runs, waits and sleeps, and why", tuple[Row, ...]),
     Read("/api/v1/off", "What does not work in this mode; mostly nothing", Sentences),
+    Read("/api/v1/documents", "Whether the documents in force are the latest", DocumentsView),
     Read("/api/v1/models", "All Models", tuple[ModelView, ...]),
     Read("/api/v1/models/{name}", "One Model", ModelView, named=True),
     Read("/api/v1/tenants", "All Tenants", tuple[TenantView, ...]),

@@ -24,6 +24,7 @@ from autoscaler.log import Log
 from autoscaler.loop import Loop
 from autoscaler.merge import merge
 from autoscaler.model import Model
+from autoscaler.views import DocumentsView, Problem, Sentences
 from autoscaler.world import World
 
 SCRAPE_TIMEOUT_S = 1.0
@@ -36,7 +37,8 @@ OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 class OperationsServer:
     """The operations port as an aiohttp application. `gateway_sockets` lists the gateways' own ports as they are; `off`
-    says what does not work in this mode; `needs` reads a Model's artifact, in a thread.
+    lists what does not work in this mode. `documents` and `needs` read files, in a thread: whether the last reload
+    failed, and what a Model's artifact needs.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class OperationsServer:
         *,
         commands: Commands | None = None,
         off: Sequence[str] = (),
+        documents: Callable[[], DocumentsView] = DocumentsView,
         needs: Callable[[Model], Needs] = lambda _: Needs(problem="nothing here reads artifacts"),
     ) -> None:
         self._loop = loop
@@ -58,7 +61,8 @@ class OperationsServer:
         self._openapi = openapi.document(version)
         self._commands = commands
         self._needs = needs
-        self._off = api.Sentences(sentences=tuple(off))
+        self._documents = documents
+        self._off = Sentences(sentences=tuple(off))
 
     def application(self) -> web.Application:
         """All paths of section 4 that are due; any other is answered with what there is."""
@@ -71,6 +75,7 @@ class OperationsServer:
         get(openapi.PATH, self._description)
         get("/api/v1/status", self._status)
         get("/api/v1/off", self._what_is_off)
+        get("/api/v1/documents", self._documents_in_force)
         get("/api/v1/models", self._models)
         get("/api/v1/models/{name:.+}", self._model)
         get("/api/v1/tenants", self._tenants)
@@ -128,6 +133,9 @@ class OperationsServer:
         more = (f"degraded by an internal error; what failed is tried again: {degraded}",)
         return answer(replace(self._off, sentences=(*more, *self._off.sentences)) if degraded else self._off)
 
+    async def _documents_in_force(self, _: web.Request) -> web.Response:
+        return answer(await asyncio.to_thread(self._documents))
+
     async def _models(self, _: web.Request) -> web.Response:
         return answer(self._loop.contained("status", api.models))
 
@@ -166,7 +174,7 @@ class OperationsServer:
         return answer(explain_fit(self._world, known, needs, self._now_s()))
 
     async def _last(self, _: web.Request) -> web.Response:
-        return answer(api.Sentences(sentences=explain.last(self._log, self._now_s())))
+        return answer(Sentences(sentences=explain.last(self._log, self._now_s())))
 
     def _no_model(self) -> web.Response:
         """404 that says what there is."""
@@ -204,6 +212,4 @@ def answer(value: object) -> web.Response:
 
 def problem(status: int, text: str) -> web.Response:
     """One clear error."""
-    return web.Response(
-        status=status, body=msgspec.json.encode(api.Problem(error=text)), content_type="application/json"
-    )
+    return web.Response(status=status, body=msgspec.json.encode(Problem(error=text)), content_type="application/json")

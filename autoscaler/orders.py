@@ -8,10 +8,10 @@ success; no sentence holds a key or an address.
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from autoscaler.catalogue import front_settings
-from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.contract import ModelName
 from autoscaler.demand import LIVE, NO_HISTORY, idle_window_s
 from autoscaler.drain import in_use
 from autoscaler.fitting import Fitting
@@ -21,10 +21,10 @@ from autoscaler.operators import FORCE_S, STILL_THERE, moving, on_place
 from autoscaler.ordered import Cordon, ModelStopped, ModelWoken, Place
 from autoscaler.states import ReplicaState as S
 from autoscaler.tenant import unix_seconds
+from autoscaler.views import Told
 from autoscaler.words import counted, seconds
 from autoscaler.world import Fact, Replica, World
 
-Verb = Literal["wake", "stop", "cordon", "uncordon", "drain"]
 ROLE = "operator"
 
 
@@ -43,18 +43,6 @@ class Wish(Fact, frozen=True, forbid_unknown_fields=True):
     force: bool = False
     """stop and drain: what does not end by itself is ended after a short while. drain: Devices of a fabric that their
     node does not let go of are detached all the same."""
-
-
-class Told(Fact, frozen=True):
-    """What will happen."""
-
-    verb: Verb
-    kind: Literal["model", "device", "node"]
-    name: str
-    says: str
-    """In a sentence, for people."""
-    replicas: tuple[ReplicaId, ...] = ()
-    """Replicas that go because of it."""
 
 
 class Order(NamedTuple):

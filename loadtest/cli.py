@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import os
 import random
 import resource
@@ -25,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest import arrivals, coldreport, report
-from loadtest.client import Client, LoadError, target_of
+from loadtest.client import SHOTS_MAX, Client, LoadError, target_of
 from loadtest.coldstart import INTERRUPTED, Beginning, ColdStarts
 from loadtest.coldstart import coldstart as measure
 from loadtest.result import Ending, Result, Shot
@@ -33,6 +34,21 @@ from loadtest.stopping import EXIT_STATUS, Stop, stopped_by_signals
 from loadtest.verdict import Spread, Verdict
 
 PLAIN_EVERY_S = 1.0
+RATE_MAX = 1e6
+SECONDS_MAX = 1e6
+TOKENS_MAX = 1_000_000_000
+PROMPT_BYTES_MAX = 64 << 20
+
+
+class Finite(click.FloatRange):
+    """A finite number in a range: click's own lets NaN through."""
+
+    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Raises click's usage error."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number", param, ctx)
+        return number
 
 
 @click.group(
@@ -51,6 +67,19 @@ def _url(_context: click.Context, _parameter: click.Parameter, value: str | None
     return value
 
 
+def _text(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """A name that JSON can hold."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter("not UTF-8") from None
+    return value
+
+
+def _texts(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_text(context, parameter, one) for one in value)
+
+
 def _from(_context: click.Context, _parameter: click.Parameter, value: str) -> Beginning:
     """No version puts an engine to sleep yet."""
     if value == "asleep":
@@ -60,9 +89,11 @@ def _from(_context: click.Context, _parameter: click.Parameter, value: str) -> B
 
 def _page(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path | None:
     """Known before the run: what cannot be written then costs nothing."""
-    if value is not None and not value.parent.is_dir():
+    if value is None:
+        return None
+    if not os.path.isdir(value.parent):  # noqa: PTH112  Path's raises for a name that is too long
         raise click.BadParameter(f"{value.parent} is not a folder")
-    if value is not None and not os.access(value if value.exists() else value.parent, os.W_OK):
+    if not os.access(value if os.path.exists(value) else value.parent, os.W_OK):  # noqa: PTH110  as above
         raise click.BadParameter(f"{value} may not be written")
     return value
 
@@ -70,7 +101,7 @@ def _page(_context: click.Context, _parameter: click.Parameter, value: Path | No
 _server = click.option("--url", required=True, callback=_url, help="The inference port, such as http://127.0.0.1:8080.")
 _key = click.option("--key-env", metavar="NAME", help="The environment variable that holds the API key.")
 _timeout = click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True,
+    "--timeout", "timeout_s", type=Finite(0, SECONDS_MAX, min_open=True), default=600.0, show_default=True,
     help="Seconds after which the client gives a call up.",
 )  # fmt: skip
 _report = click.option(
@@ -84,7 +115,7 @@ _output = click.option("--output", type=click.Choice(["text", "json"]), default=
     "coldstart", epilog="Example:  pilotlight load coldstart --url http://127.0.0.1:8080 --model ada --rounds 5"
 )
 @_server
-@click.option("--model", required=True)
+@click.option("--model", required=True, callback=_text)
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
 @click.option(
     "--from", "since", type=click.Choice(["zero", "gone", "cached", "asleep"]), default="zero", show_default=True,
@@ -109,11 +140,12 @@ def coldstart(
     output: str,
 ) -> None:
     """Wait until MODEL is at zero, wake it with one call, and tell the phases; many times over."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
     key, stop = _key_from(key_env), Stop()
     if since != "zero" and ops is None:
         raise click.UsageError(f"--from {since}: needs --ops, which says where weights are")
-    ask = functools.partial(measure, since=since, timeout_s=timeout_s, say=console.print, stop=stop)
+    ask = functools.partial(
+        measure, since=since, timeout_s=timeout_s, say=functools.partial(click.echo, err=True), stop=stop
+    )
 
     async def starts_of() -> ColdStarts:
         with stopped_by_signals(stop):
@@ -140,16 +172,20 @@ def coldstart(
     "run", epilog="Example:  pilotlight load run --url http://127.0.0.1:8080 --model ada --burst 200 --within 0.1"
 )
 @_server
-@click.option("--model", "models", required=True, multiple=True, help="May be given more than once: in turn.")
+@click.option(
+    "--model", "models", required=True, multiple=True, callback=_texts, help="May be given more than once: in turn."
+)
 @click.option("--arrivals", "process", type=click.Choice(["constant", "poisson"]), default="poisson", show_default=True)
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Calls per second.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True)
-@click.option("--burst", type=click.IntRange(1), help="So many calls, instead of a rate ...")
-@click.option("--within", type=click.FloatRange(0), default=0.1, show_default=True, help="... within so many seconds.")
+@click.option("--rate", type=Finite(0, RATE_MAX, min_open=True), help="Calls per second.")
+@click.option("--seconds", type=Finite(0, SECONDS_MAX, min_open=True), default=10.0, show_default=True)
+@click.option("--burst", type=click.IntRange(1, SHOTS_MAX), help="So many calls, instead of a rate ...")
+@click.option(
+    "--within", type=Finite(0, SECONDS_MAX), default=0.1, show_default=True, help="... within so many seconds."
+)
 @click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--max-tokens", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1, TOKENS_MAX), default=16, show_default=True)
 @click.option("--stream/--no-stream", default=True, show_default=True)
-@click.option("--prompt-bytes", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--prompt-bytes", type=click.IntRange(1, PROMPT_BYTES_MAX), default=64, show_default=True)
 @click.option("--reuse/--no-reuse", default=False, show_default=True, help="Use connections again.")
 @_key
 @_timeout
@@ -178,6 +214,8 @@ def run(
     if burst is not None and rate is None:
         moments, plan = arrivals.burst(burst, within), f"a burst of {burst} calls within {within:g} s"
     elif rate is not None and burst is None:
+        if rate * seconds > SHOTS_MAX:
+            raise click.UsageError(f"--rate x --seconds is more than {SHOTS_MAX} calls; run in parts")
         draw = random.Random(seed).random  # noqa: S311 - a load, not a secret
         moments = arrivals.poisson(rate, seconds, draw) if process == "poisson" else arrivals.constant(rate, seconds)
         plan = f"{process} arrivals, {rate:g} calls/s for {seconds:g} s"
@@ -227,6 +265,8 @@ def _key_from(name: str | None) -> str | None:
     key = os.environ.get(name)
     if not key:
         raise click.UsageError(f"--key-env: the environment variable {name} is not set")
+    if not (key.isascii() and key.isprintable()):
+        raise click.UsageError(f"--key-env: the environment variable {name} holds no key: expected printable ASCII")
     return key
 
 
@@ -251,14 +291,22 @@ def _watched(client: Client, shots: Sequence[Shot]) -> list[Result]:
             progress.update(bar, completed=ended, bad=not_completed)
         elif time.monotonic() - said_s >= PLAIN_EVERY_S:
             said_s = time.monotonic()
-            console.print(f"{ended} of {len(shots)} calls ended, {not_completed} not completed")
+            click.echo(f"{ended} of {len(shots)} calls ended, {not_completed} not completed", err=True)
 
     async def sent() -> list[Result]:
         with stopped_by_signals(client.stop):
             return await client.run(shots, count)
 
     columns = (TextColumn("calls"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[bad]} not completed"))
-    progress = Progress(*columns, TimeElapsedColumn(), console=console, refresh_per_second=4, transient=True)
+    progress = Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        refresh_per_second=4,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
     progress.disable = not console.is_terminal
     with progress:
         bar = progress.add_task("calls", total=len(shots), bad=0)
@@ -266,26 +314,24 @@ def _watched(client: Client, shots: Sequence[Shot]) -> list[Result]:
 
 
 def _tell_run(made: report.Report) -> None:
-    console = Console(highlight=False, soft_wrap=True)
     times = {"first byte": made.first_byte_s, "last byte": made.last_byte_s, "lateness": made.lateness_s}
     for name, found in times.items():
         if found is not None:
-            console.print(_row(name, found, 1000))
-    console.print(f"{made.completed_per_s:.1f} completed per second, {made.cold} waited for a start")
+            click.echo(_row(name, found, 1000))
+    click.echo(f"{made.completed_per_s:.1f} completed per second, {made.cold} waited for a start")
     if made.interrupted:
-        console.print(report.note(made))
-    _tell_verdict(console, made.verdict)
+        click.echo(report.note(made))
+    _tell_verdict(made.verdict)
 
 
 def _tell_starts(starts: ColdStarts, rounds: int) -> None:
-    console = Console(highlight=False, soft_wrap=True)
     for name, found in starts.spreads_ms.items():
-        console.print(_row(name, found, 1))
+        click.echo(_row(name, found, 1))
     if starts.warm:
-        console.print(f"{starts.warm} of {len(starts.rounds)} rounds were not marked cold")
+        click.echo(f"{starts.warm} of {len(starts.rounds)} rounds were not marked cold")
     if starts.ended:
-        console.print(f"ended after {len(starts.rounds)} of {rounds} rounds: {starts.ended}", markup=False)
-    _tell_verdict(console, starts.verdict)
+        click.echo(f"ended after {len(starts.rounds)} of {rounds} rounds: {starts.ended}")
+    _tell_verdict(starts.verdict)
 
 
 def _row(name: str, found: Spread, factor: float) -> str:
@@ -293,9 +339,11 @@ def _row(name: str, found: Spread, factor: float) -> str:
     return f"{name:12}" + "".join(f"{key:>8} {factor * value:9.1f}" for key, value in values.items()) + " ms"
 
 
-def _tell_verdict(console: Console, verdict: Verdict) -> None:
+def _tell_verdict(verdict: Verdict) -> None:
     for counts in (verdict.codes, verdict.broken):
         for reason, count in sorted(counts.items()):
-            console.print(f"  {count} x {reason}", markup=False)
+            click.echo(f"  {count} x {reason}")
     good = "green" if verdict.admitted else "yellow"
-    console.print(verdict.line(), style=good if verdict.holds else "bold red")
+    Console(highlight=False, soft_wrap=True, markup=False).print(
+        verdict.line(), style=good if verdict.holds else "bold red"
+    )

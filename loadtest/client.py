@@ -46,15 +46,16 @@ class Target(NamedTuple):
 
 def target_of(url: str) -> Target:
     """Of `http(s)://host[:port][/prefix][/v1]`. Raises LoadError for anything else."""
-    parts = urlsplit(url)
     try:
-        port = parts.port
+        parts = urlsplit(url)
+        port, host, prefix = parts.port, parts.hostname or "", parts.path.encode("ascii")
+        known = parts.scheme in {"http", "https"} and bool(host.encode("idna")) and b" " not in prefix
     except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        known = False
+    if not known:
         raise LoadError(f"not a URL of a server: {url!r}; give http://HOST:PORT")
     tls = parts.scheme == "https"
-    return Target(parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/").removesuffix("/v1"), tls)
+    return Target(host, port or (443 if tls else 80), parts.path.rstrip("/").removesuffix("/v1"), tls)
 
 
 def request_bytes(target: Target, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes) -> bytes:

@@ -23,6 +23,8 @@ from loadtest.verdict import Spread, Verdict, judge, spread
 
 POLL_S = 0.1
 ANSWER_S_MAX = 10.0
+ENTRY_BYTES_MAX = 1 << 20
+"""Of what a port sends of one Model."""
 ZERO_S_MAX = 1800.0
 """How long a round waits for zero."""
 SAY_EVERY_S = 2.0
@@ -213,8 +215,8 @@ def _about(duration_s: float) -> str:
 async def _read(session: aiohttp.ClientSession, entry: str) -> _Entry:
     """What the port says of the Model."""
     try:
-        async with session.get(entry) as response:
-            body = await response.read()
+        async with session.get(entry, allow_redirects=False) as response:
+            body = await _bounded(response)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise LoadError(f"cannot read {entry}: {type(error).__name__}; is the server up, and the URL right?") from error
     if response.status != 200:
@@ -222,8 +224,18 @@ async def _read(session: aiohttp.ClientSession, entry: str) -> _Entry:
         raise LoadError(f"{entry} answered {response.status}: {hint.get(response.status, 'is this Pilotlight?')}")
     try:
         return msgspec.json.decode(body, type=_Entry)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise LoadError(f"{entry} is not the entry of a model: {error}") from error
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    """The body. Raises LoadError if it is larger than any entry of a Model."""
+    body = b""
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > ENTRY_BYTES_MAX:
+            raise LoadError(f"{response.url} sent more than {ENTRY_BYTES_MAX >> 20} MiB; is this Pilotlight?")
+    return body
 
 
 def _state(entry: str, found: _Entry, since: Beginning | None) -> tuple[bool, str]:

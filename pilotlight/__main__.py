@@ -7,9 +7,17 @@ Pilotlight they would replace ours, file by file. So the first thing a process d
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
 
 OURS = ("gateway", "autoscaler", "artifacts", "loadtest")
+TRACEBACK = "PILOTLIGHT_TRACEBACK"
+"""The environment variable that adds the traceback to an internal error."""
+CALLS_MAX = 8
+"""The innermost calls that such an error names."""
 
 
 def foreign() -> str | None:
@@ -27,8 +35,38 @@ def foreign() -> str | None:
     return None
 
 
+def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An exception that no command expects, in one line: its class, and where in Pilotlight it was raised.
+
+    Not its message, which may hold a prompt or a key. `sys.excepthook`; Ctrl-C and exits are Python's business.
+    """
+    from pilotlight.quiet import QuietStderr, say
+
+    if not issubclass(kind, Exception) and not isinstance(error, BaseExceptionGroup):
+        sys.__excepthook__(kind, error, trace)
+        return
+    if os.environ.get(TRACEBACK):
+        QuietStderr().write("".join(traceback.format_exception(kind, error, trace)))
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    calls = [call for frame in reversed(traceback.extract_tb(error.__traceback__)) if (call := _call(frame))]
+    where = f" in {' < '.join(calls[:CALLS_MAX])}" if calls else ""
+    say(
+        f"internal error: {type(error).__name__}{where}; please report this line. "
+        f"{TRACEBACK}=1 in the environment adds the traceback"
+    )
+
+
+def _call(frame: traceback.FrameSummary) -> str:
+    """`pilotlight/show.py:100`; empty for a frame of a library."""
+    folder, file = Path(__file__).parents[1], Path(frame.filename)
+    path = file.relative_to(folder) if file.is_relative_to(folder) else file
+    return f"{path}:{frame.lineno}" if path.parts[0] in {*OURS, "pilotlight"} else ""
+
+
 def main() -> None:
     """The `pilotlight` command."""
+    sys.excepthook = report
     problem = foreign()
     if problem is not None:
         sys.stderr.write(f"pilotlight: {problem}\n")

@@ -6,6 +6,7 @@ or both; beyond loopback everything goes through TLS. What breaks a rule is refu
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,6 +35,10 @@ _URL = re.compile(r"(?:dns\+)?(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]+|\[[0-
 CERTIFICATES = "--contract-cert-file and --contract-key-file"
 
 
+SOCKET_PATH_MAX = 107
+"""Bytes of a Unix socket's path (unix(7))."""
+
+
 class Access(msgspec.Struct, frozen=True, kw_only=True):
     """The files that one side of the contract was given."""
 
@@ -49,6 +54,10 @@ def check_autoscalers(urls: Sequence[str]) -> None:
     """Raises click's usage error on what is no address of an autoscaler, or would go over a network in clear."""
     for url in urls:
         if url.startswith("unix:") and len(url) > len("unix:"):
+            if len(os.fsencode(url.removeprefix("unix:"))) > SOCKET_PATH_MAX:
+                raise click.UsageError(
+                    f"--autoscaler {url}: a path of more than {SOCKET_PATH_MAX} bytes is no socket's"
+                )
             continue
         found = _URL.fullmatch(url)
         if found is None:

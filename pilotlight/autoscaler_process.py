@@ -6,6 +6,7 @@ Owns the order of its start and stop. At SIGTERM every engine is stopped and pro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -41,13 +42,14 @@ from autoscaler.observations import ClockSeen, DocumentsSeen, GatewaySeen, Histo
 from autoscaler.ops import OperationsServer
 from autoscaler.serve import ContractServer
 from autoscaler.settings import Settings
+from autoscaler.views import DocumentsView
 from autoscaler.world import World
 from pilotlight import __version__, access, cluster, health, hosts, process, supplies, webserver
 from pilotlight.access import Access
 from pilotlight.cluster import Cluster, ClusterOptions
 from pilotlight.cpubound import CpuBound
 from pilotlight.fit import needs, told
-from pilotlight.gathering import NONE_KNOWN, as_it_is, launcher, read_documents
+from pilotlight.gathering import NONE_KNOWN, as_it_is, launcher, problem_file, read_documents
 from pilotlight.listen import Address, check_operations
 from pilotlight.misfits import Misfits
 from pilotlight.narrator import Narrator
@@ -135,7 +137,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     log = Log()
     metrics = Metrics(lambda: loop.world, clock, dict if house is None else house.unreadable.counts)
     tell: Tell = (lambda documents: loop.observe([documents])) if house is None else house.put_files
-    anew = functools.partial(read_again, options, loop, tell, located)
+    anew = Reloads(options, loop, tell, located)
     preflight = Preflight(loop, driver.obstacle, anew)
     cpu_bound = CpuBound(lambda: devices.measured, available())
     loop.listeners += listeners(metrics, preflight, cpu_bound, log)
@@ -147,6 +149,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     operations = OperationsServer(
         loop, log, metrics.text, lambda: options.gateway_sockets, __version__, commands=orders,
         off=() if house is None else house.off, needs=needing(loop, located, in_cluster=house is not None),
+        documents=anew.view,
     )  # fmt: skip
     runners = await ports(options, ContractServer(loop), operations, files, None if house is None else house.admits)
     process.settle()
@@ -306,12 +309,29 @@ async def reload(again: asyncio.Event, anew: Callable[[], Awaitable[None]]) -> N
         await anew()
 
 
-async def read_again(options: AutoscalerOptions, loop: Loop, tell: Tell, located: Located) -> None:
-    """Takes the documents anew. Wrong ones are said, and the last good ones stay."""
-    try:
-        tell(seen(await asyncio.to_thread(read, options, loop.world.models, located)))
-    except click.UsageError as error:
-        say(f"{error.message}; the last good documents stay in force")
+class Reloads:
+    """Reads the documents again, and reports the last failure, its own or that of `serve`."""
+
+    def __init__(self, options: AutoscalerOptions, loop: Loop, tell: Tell, located: Located) -> None:
+        self._options, self._loop, self._tell, self._located = options, loop, tell, located
+        self._problem = ""
+
+    async def __call__(self) -> None:
+        """Invalid documents are logged, and the last valid ones stay in force."""
+        try:
+            self._tell(seen(await asyncio.to_thread(read, self._options, self._loop.world.models, self._located)))
+        except click.UsageError as error:
+            self._problem = f"{error.message}; the last valid documents stay in force"
+            say(self._problem)
+        else:
+            self._problem = ""
+
+    def view(self) -> DocumentsView:
+        """For the operations port. `serve` checks documents first, and leaves its reason in a file."""
+        path = problem_file(self._options.documents)
+        with contextlib.suppress(OSError):
+            return DocumentsView(problem=path.read_text(errors="replace"))
+        return DocumentsView(problem=self._problem)
 
 
 async def save_often(histories: HistoryFile, loop: Loop) -> None:

@@ -6,12 +6,15 @@ verification of whom we call, always. No key and no token ever gets into a messa
 
 from __future__ import annotations
 
+import os
 import ssl
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+
+from pilotlight import files
 
 TOKEN_CHARACTERS_MIN = 32
 """Half of what `openssl rand -hex 32` prints: 128 bits."""
@@ -88,7 +91,7 @@ def too_open(*secrets: Path | None) -> list[str]:
     return [
         f"{path} can be read by other users of this machine: chmod 600 {path}"
         for path in dict.fromkeys(secrets)
-        if path is not None and path.exists() and path.stat().st_mode & stat.S_IROTH
+        if path is not None and os.path.exists(path) and path.stat().st_mode & stat.S_IROTH  # noqa: PTH110  Path's raises
     ]
 
 
@@ -132,10 +135,9 @@ def _show(context: ssl.SSLContext, identity: Identity) -> None:
 def read(path: Path, bytes_max: int = 1 << 20) -> str:
     """The text of a PEM file, or of tokens. Raises FileError."""
     try:
-        with path.open("rb") as file:
-            data = file.read(bytes_max + 1)
-    except OSError as error:
-        raise FileError(f"{path}: {error.strerror}: name a file that this user can read") from None
-    if len(data) > bytes_max:
-        raise FileError(f"{path}: larger than {bytes_max >> 10} KiB: that is no PEM file or token")
+        data = files.read(path, bytes_max)
+    except files.TooLargeError:
+        raise FileError(f"{path}: larger than {bytes_max >> 10} KiB: that is no PEM file or token") from None
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: {files.reason(error)}: name a file that this user can read") from None
     return data.decode("ascii", "ignore")  # bundles have names beside certificates

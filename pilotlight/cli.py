@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, with one line that
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import keyword
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import click
 
 from gateway import pressure
-from pilotlight import __version__
+from pilotlight import __version__, terminal
 from pilotlight.listen import Address
 from pilotlight.options import (
     DIRECTORY,
@@ -61,17 +62,24 @@ class Front(click.Group):
         """As click's, but an error is one line: `pilotlight: what is wrong`."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        with terminal.safe_streams():
+            sys.exit(self._status(args, prog_name, complete_var, **extra))
+
+    def _status(self, args: Sequence[str] | None, prog_name: str | None, complete_var: str | None, **extra: Any) -> int:
+        """Runs the command and reports its error. The exit status."""
         try:
             status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
-            status = error.exit_code
+            return error.exit_code
         except click.ClickException as error:
-            click.echo(f"pilotlight: {one_line(error)}", err=True)
-            status = error.exit_code
+            with contextlib.suppress(click.ClickException, OSError):  # standard error may be full, too
+                click.echo(f"pilotlight: {one_line(error)}", err=True)
+            return error.exit_code
         except click.Abort:
-            status = 130  # 128 + SIGINT, as shells say it
-        sys.exit(status if isinstance(status, int) else 0)
+            return 130  # 128 + SIGINT, as shells say it
+        return status if isinstance(status, int) else 0
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All commands by name."""
@@ -88,7 +96,7 @@ class Front(click.Group):
 
 def one_line(error: click.ClickException) -> str:
     """What is wrong; where the words were typed wrongly, also where to read how they are typed."""
-    message = " ".join(error.format_message().split())
+    message = terminal.one_line(error.format_message())
     if isinstance(error, click.UsageError) and type(error) is not click.UsageError and error.ctx is not None:
         return f"{message} (see {error.ctx.command_path} --help)"
     return message
@@ -165,9 +173,10 @@ def explain() -> None:
 @output_option
 def explain_model(name: str, ops: str, output: str) -> None:
     """Why a model runs, waits or stopped."""
+    from autoscaler.explain import Explanation
     from pilotlight import show
 
-    show.explain(ops, f"model/{name}", output)
+    show.explain(ops, f"model/{name}", Explanation, output)
 
 
 @explain.command("fit", epilog="Example: pilotlight explain fit llama")
@@ -176,9 +185,10 @@ def explain_model(name: str, ops: str, output: str) -> None:
 @output_option
 def explain_fit(model: str, ops: str, output: str) -> None:
     """How much memory a model needs, part by part, and where it would fit."""
+    from autoscaler.fit import Fit
     from pilotlight import show
 
-    show.explain(ops, f"fit/{model}", output)
+    show.explain(ops, f"fit/{model}", Fit, output)
 
 
 @explain.command("last", epilog="Example: pilotlight explain last")
@@ -186,9 +196,10 @@ def explain_fit(model: str, ops: str, output: str) -> None:
 @output_option
 def explain_last(ops: str, output: str) -> None:
     """The latest decisions."""
+    from autoscaler.views import Sentences
     from pilotlight import show
 
-    show.explain(ops, "last", output)
+    show.explain(ops, "last", Sentences, output)
 
 
 @cli.group(epilog=f"Example: {EXAMPLES['key']}")

@@ -12,16 +12,17 @@ from typing import get_args
 
 import click
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from autoscaler.providers import KINDS, PUBLISH, kinds_of
 from autoscaler.settings import Settings
-from pilotlight import checks_here, show
+from pilotlight import checks_here
 from pilotlight.checks import Finding, Grade, blocked
+from pilotlight.console import plain
 from pilotlight.gathering import load_settings
 from pilotlight.listen import Address
 from pilotlight.options import FILE, listen_option, operations_option, output_option, state_option
+from pilotlight.terminal import json_document
 
 MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "blocker": "bold red"}
 
@@ -107,9 +108,9 @@ async def _cluster(kubeconfig: Path | None, wanted: dict[str, object], told: Set
 def tell(findings: list[Finding], output: str) -> None:
     """All findings, for people or programs."""
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
+        json_document(findings)
         return
-    console: Console = show.plain()
+    console = plain()
     width = max(len(one.check) for one in findings)
     for one in findings:
         line = Text.assemble((f"{one.grade:8}", MARKS[one.grade]), f" {one.check:{width}}  {one.says}")

@@ -27,6 +27,7 @@ from autoscaler.podspec import API_VERSION
 from autoscaler.rules import NAME_CHARS_MAX
 from autoscaler.settings import Settings
 from autoscaler.sizing import AS_ASKED, Given
+from pilotlight import files
 from pilotlight.modelfile import check_file
 from pilotlight.needs import Known, adapter_paths, cache_of, comes, estimate, local_path, takes_all
 from pilotlight.quiet import say
@@ -36,6 +37,8 @@ DEFAULT_CONTEXT_TOKENS = 4096
 """What a GGUF given on the command line gets, or less where the model has less."""
 DOCUMENT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 KEYS_FILE = "keys.yaml"
+TEXT_BYTES_MAX = 4 * strict_yaml.TEXT_CHARS_MAX
+"""Of a file of documents."""
 NONE_KNOWN: Mapping[ModelName, Model] = {}
 _COMES = "/weights"
 """Stands for the path of weights that are brought before a start: only a look needs one."""
@@ -77,8 +80,12 @@ def model_name(file: Path) -> str:
 
 def with_stored_keys(documents: Documents, path: Path) -> Documents:
     """Adds the Tenants that `key new --state` stored: their keys to the Tenant of that name, else as a new Tenant."""
-    if not path.exists():
+    try:
+        path.lstat()
+    except FileNotFoundError:
         return documents
+    except OSError as error:
+        raise click.UsageError(f"--state {path.parent}: {error.strerror}") from None
     tenants = {tenant.name: tenant for tenant in documents.tenants}
     owners = {key.sha256: tenant.name for tenant in documents.tenants for key in tenant.spec.keys}
     for stored in load_files([path]).tenants:
@@ -197,10 +204,9 @@ def _texts(paths: Sequence[Path]) -> list[tuple[str, str]]:
     texts = []
     for path in paths:
         try:
-            texts.append((str(path), path.read_text()))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise click.UsageError(f"{path}: {reason}") from None
+            texts.append((str(path), files.read_text(path, TEXT_BYTES_MAX)))
+        except (OSError, ValueError) as error:
+            raise click.UsageError(f"{path}: {files.reason(error)}") from None
     return texts
 
 
@@ -257,6 +263,11 @@ def _model_of(file: Path, order: int) -> Model:
     tokens = min(info.shape.context_tokens, DEFAULT_CONTEXT_TOKENS)
     spec = ModelSpec(engine="llama.cpp", artifact=f"file://{file.resolve()}", context_tokens=tokens)
     return completed(Model(name=name, spec=spec, slots=engines.default_slots("llama.cpp"), order=order))
+
+
+def problem_file(documents: Path) -> Path:
+    """Where `serve` leaves the reason of a failed reload, beside the documents that it wrote."""
+    return documents.with_suffix(".problem")
 
 
 def needs_tenant(documents: Documents, *, loopback: bool) -> bool:

@@ -18,6 +18,8 @@ import click
 from autoscaler.documents import DocumentError
 from autoscaler.foreign import kubeai, lingo, llama_swap, modelfile, ollama
 from autoscaler.foreign.taken import Taken, apart, to_json, to_yaml
+from pilotlight import files as reading
+from pilotlight.terminal import document
 
 FILE_BYTES_MAX = 16 << 20
 """Of a configuration, and of what is read of Ollama's store besides weights."""
@@ -58,7 +60,7 @@ def import_(kind: str, files: tuple[Path, ...], output: str, name: str) -> None:
         takens = apart(_converted(kind, files, name))
     except DocumentError as error:
         raise click.UsageError(str(error)) from None
-    click.echo(to_json(takens) if output == "json" else to_yaml(takens), nl=False)
+    document(to_json(takens) if output == "json" else to_yaml(takens))
     if not takens:
         click.echo(f"pilotlight: {', '.join(map(_shown, files))}: no Model found", err=True)
     for taken in takens:
@@ -154,14 +156,13 @@ def _stored(store: Store) -> Iterator[Taken]:
 def _text(path: Path) -> str:
     """Raises click.UsageError, one line."""
     try:
-        with sys.stdin.buffer if path == STDIN else path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        if len(data) > FILE_BYTES_MAX:
-            raise click.UsageError(f"{_shown(path)}: more than {FILE_BYTES_MAX >> 20} MiB: this is no configuration")
-        return data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise click.UsageError(f"{_shown(path)}: {reason}") from None
+        if path != STDIN:
+            return reading.read_text(path, FILE_BYTES_MAX)
+        return reading.text(sys.stdin.buffer.read(FILE_BYTES_MAX + 1), FILE_BYTES_MAX)
+    except reading.TooLargeError as error:
+        raise click.UsageError(f"{_shown(path)}: {error}: this is no configuration") from None
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{_shown(path)}: {reading.reason(error)}") from None
 
 
 def _shown(path: Path) -> str:

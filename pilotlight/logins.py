@@ -7,7 +7,6 @@ What is written where is `artifacts.logins'`.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from artifacts.transport import Site
 from pilotlight.keychain import files
 from pilotlight.options import output_option
 from pilotlight.pulling import registry_options
+from pilotlight.terminal import json_document
 
 PASSWORD_CHARS_MAX = 64 << 10
 registry_argument = click.argument("name", metavar="REGISTRY")
@@ -47,7 +47,7 @@ def login(  # noqa: PLR0917  click passes by keyword
         raise click.ClickException(str(error)) from None
     if output == "json":
         told = {"registry": name, "username": given.user, "checked": checked, "file": str(place.file)}
-        click.echo(json.dumps(told | {"program": place.program}, indent=2))
+        json_document(told | {"program": place.program})
         return
     click.echo(f"{name}: logged in as {given.user}; kept in {place}")
     if not checked:
@@ -66,7 +66,7 @@ def logout(name: str, output: str) -> None:
         raise click.ClickException(str(error)) from None
     if output == "json":
         places = [{"file": str(place.file), "program": place.program} for place in gone]
-        click.echo(json.dumps({"registry": name, "forgotten": places}, indent=2))
+        json_document({"registry": name, "forgotten": places})
         return
     for place in gone:
         click.echo(f"{name}: logged out; gone from {place}")

@@ -6,18 +6,20 @@ an order does is the autoscaler's to decide and to say; nothing is kept here, so
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import click
-from rich.console import Console
+import msgspec
+from rich.text import Text
 
+from autoscaler.views import DeviceView, NodeView, Told
 from autoscaler.words import counted
-from pilotlight import show
+from pilotlight.console import Console
+from pilotlight.ops_client import fetch
 from pilotlight.options import Command, key_of, key_option, ops_option, output_option
+from pilotlight.terminal import json_document, one_line
 
 LOOK_S = 0.5
 drain_force_option = click.option(
@@ -96,19 +98,18 @@ def drain(  # noqa: PLR0917  click passes by keyword
             click.echo("pilotlight: the drain goes on; `pilotlight uncordon` ends it", err=True)
             raise click.Abort from None
     if output == "json":
-        click.echo(json.dumps({**told, "empty": not left}, indent=2))
+        json_document({**msgspec.to_builtins(told), "empty": not left})
 
 
-def order(ops: str, path: str, key_env: str | None, *, force: bool = False) -> Mapping[str, Any]:
+def order(ops: str, path: str, key_env: str | None, *, force: bool = False) -> Told:
     """Posts an order; what the port says will happen. Raises click's errors."""
-    told: Mapping[str, Any] = show.fetch(ops, f"/api/v1/{path}", order={"force": force}, key=key_of(key_env))
-    return told
+    return fetch(ops, f"/api/v1/{path}", Told, order={"force": force}, key=key_of(key_env))
 
 
 def place(ops: str, name: str, kind: str | None) -> str:
     """`devices/NAME` or `nodes/NAME`. Raises click's errors for a name that nothing has, or two things have."""
-    devices = {row["device"] for row in show.fetch(ops, "/api/v1/devices")}
-    nodes = {row["name"] for row in show.fetch(ops, "/api/v1/nodes")}
+    devices = {row.device for row in fetch(ops, "/api/v1/devices", tuple[DeviceView, ...])}
+    nodes = {row.name for row in fetch(ops, "/api/v1/nodes", tuple[NodeView, ...])}
     found = [one for one, names in (("device", devices), ("node", nodes)) if name in names and kind in {None, one}]
     if len(found) > 1:
         raise click.UsageError(f"{name} is a device and a node: say which with --kind")
@@ -123,20 +124,20 @@ def place(ops: str, name: str, kind: str | None) -> str:
 def there(ops: str, where: str) -> list[str]:
     """The Replicas on a place, with their states."""
     kind, _, name = where.partition("/")
-    rows = show.fetch(ops, "/api/v1/devices")
-    on_it = [row for row in rows if row["device" if kind == "devices" else "node"] == name]
-    return sorted({f"{one['model']} ({one['state']})" for row in on_it for one in row["replicas"]})
+    rows = fetch(ops, "/api/v1/devices", tuple[DeviceView, ...])
+    on_it = [row for row in rows if (row.device if kind == "devices" else row.node) == name]
+    return sorted({f"{one.model} ({one.state})" for row in on_it for one in row.replicas})
 
 
 def wait(ops: str, where: str, *, quiet: bool) -> list[str]:
     """Until nothing is there, which is what it gives: a live line on a terminal, elsewhere one line at each change."""
     name, told = where.partition("/")[2], list[str]()
-    console = Console(quiet=quiet, highlight=False)
+    console = Console(quiet=quiet)
     with console.status("") as shown:
         while left := there(ops, where):
             if left != told:
                 line = f"{counted(len(left), 'Replica')} on {name}: {', '.join(left)}"
-                shown.update(line)
+                shown.update(Text(line))
                 if not sys.stdout.isatty():
                     console.print(line, soft_wrap=True)
                 told = left
@@ -145,6 +146,9 @@ def wait(ops: str, where: str, *, quiet: bool) -> list[str]:
     return left
 
 
-def say(told: Mapping[str, Any], output: str) -> None:
+def say(told: Told, output: str) -> None:
     """What will happen, for people or programs."""
-    click.echo(json.dumps(told, indent=2) if output == "json" else told["says"])
+    if output == "json":
+        json_document(told)
+    else:
+        click.echo(one_line(told.says))

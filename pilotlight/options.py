@@ -88,4 +88,6 @@ def key_of(key_env: str | None) -> str | None:
     key = None if key_env is None else os.environ.get(key_env)
     if key_env is not None and not key:
         raise click.UsageError(f"--key-env: the environment variable {key_env} is not set")
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise click.UsageError(f"--key-env: the environment variable {key_env} holds no key: expected printable ASCII")
     return key

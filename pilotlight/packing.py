@@ -6,23 +6,22 @@ Owns the looking for files: what FROM, ADAPTER and patterns mean on this disk, a
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from artifacts import kinds, ocilayout, packfile, packing
 from artifacts.packing import About, Form, Offered, PackError, Plan
 from autoscaler.documents import DocumentError
 from autoscaler.foreign import modelfile
 from autoscaler.foreign.parts import Labelled
+from pilotlight.console import bar
 from pilotlight.importing import FILE_BYTES_MAX, MODELFILE
 from pilotlight.options import output_option
+from pilotlight.terminal import json_document
 
 FILES_MAX = 100_000
 """Below one folder: more than any model has, so that a mistaken / is told soon."""
@@ -63,6 +62,8 @@ def planned(source: Path, *, allow_unsafe: bool = False) -> Plan:
         if not inner.is_file():
             return packing.plan(_below(source), About(), allow_unsafe=allow_unsafe)
         source = inner
+    if not source.is_file():
+        raise PackError(f"{source}: there is no such file or folder")
     if kinds.of(source.name) not in {None, kinds.Kind("config")}:
         return packing.plan([_file(source, source.name)], About(), allow_unsafe=allow_unsafe)
     with Labelled(str(source) if source.name == MODELFILE else f"{source}, read as a Modelfile"):
@@ -141,9 +142,7 @@ def _text(path: Path) -> str:
 
 def _written(to: Path, plan: Plan, form: Form, tag: str, *, quiet: bool) -> ocilayout.Written:
     """With a bar on a terminal."""
-    columns = (TextColumn("packing"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    console = Console(stderr=True, quiet=quiet)
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
+    with bar("packing", quiet=quiet) as progress:
         task = progress.add_task("packing", total=sum(piece.size for piece in plan.pieces))
         return ocilayout.write(to, plan, form, tag, lambda count: progress.advance(task, count))
 
@@ -157,7 +156,7 @@ def _say(to: Path, plan: Plan, written: ocilayout.Written, output: str) -> None:
     left = [{"path": path, "reason": why} for path, why in plan.left]
     if output == "json":
         told = {"layout": str(to), "digest": digest, "mediaType": written.top.media_type, "files": rows, "left": left}
-        click.echo(json.dumps(told, indent=2))
+        json_document(told)
         return
     for path, why in plan.left:
         click.echo(f"pilotlight: left out: {path}: {why}", err=True)

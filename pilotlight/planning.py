@@ -23,9 +23,10 @@ from autoscaler.drivers.nvml import NvmlError
 from autoscaler.whatif import CALLS_MAX, PATH, Answer, Asked, what_if
 from autoscaler.words import size
 from autoscaler.world import Slice
-from pilotlight import show
+from pilotlight import files, ops_client
 from pilotlight.gathering import completed, load_files
 from pilotlight.options import OPS, key_of, key_option, output_option
+from pilotlight.terminal import json_document
 
 LIVE_TIMEOUT_S = 60.0
 EXPECTED = "expected {waiting: NUMBER, running: NUMBER} or a number of Calls that wait"
@@ -60,7 +61,7 @@ def plan(  # noqa: PLR0917  click passes by keyword
         )
     answer = of_running(ops or OPS.url, demand, key_of(key_env)) if live else of_files(config, demand)
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+        json_document(answer)
     else:
         tell(answer)
 
@@ -82,11 +83,7 @@ def of_files(config: tuple[Path, ...], demand: Path) -> Answer:
 def of_running(ops: str, demand: Path, key: str | None) -> Answer:
     """Of the system behind the operations port, which knows its Models itself. Raises click's errors."""
     asked = {name: one._asdict() for name, one in read_demand(demand, None).items()}
-    found = show.fetch(ops, PATH, order={"demand": asked}, key=key, timeout_s=LIVE_TIMEOUT_S)
-    try:
-        return msgspec.convert(found, Answer)
-    except msgspec.ValidationError:
-        raise click.ClickException(f"what answers at {ops} is of another version: it says something else") from None
+    return ops_client.fetch(ops, PATH, Answer, order={"demand": asked}, key=key, timeout_s=LIVE_TIMEOUT_S)
 
 
 def devices(documents: Documents) -> tuple[Slice, ...]:
@@ -105,12 +102,11 @@ def read_demand(path: Path, models: Collection[ModelName] | None) -> dict[ModelN
     line that names what is wrong.
     """
     try:
-        documents = strict_yaml.read(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise click.UsageError(f"{path}: {reason}") from None
+        documents = strict_yaml.read(files.read_text(path, strict_yaml.TEXT_CHARS_MAX))
     except strict_yaml.YamlError as error:
         raise click.UsageError(f"{path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{path}: {files.reason(error)}") from None
     found = documents[0] if len(documents) == 1 else None
     if not isinstance(found, dict) or not found:
         raise click.UsageError(f"{path}: expected a line for each Model that is called, such as `llama: 3`")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,8 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from artifacts import bring, policy
 from artifacts.bring import Lies, Ways
@@ -33,9 +30,11 @@ from artifacts.swarm import Peering
 from artifacts.verify import Bad, verify
 from autoscaler.words import size
 from pilotlight import peering
+from pilotlight.console import bar
 from pilotlight.keychain import keychain
 from pilotlight.options import FILE, Command, output_option
 from pilotlight.stored import COPIES, in_store, meant, short, store_option
+from pilotlight.terminal import json_document
 
 FAILURES = (RegistryError, BadManifestError, StoreError, DiskError)
 """What ends a pull in one line."""
@@ -131,7 +130,7 @@ def _say_pulled(done: _Done, output: str) -> None:
             "bytes_per_s": round(came.bytes_per_s),
             "took_s": took_s,
         }
-        click.echo(json.dumps(told, indent=2))
+        json_document(told)
         return
     how = f"{size(came.bytes)} in {took_s:.1f} s" if came.bytes else "was here already"
     if given:
@@ -161,7 +160,7 @@ def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> Non
                 kept += bool(bad) and not dropped
                 told.append(_verdict(row, bad, dropped=dropped))
     if output == "json":
-        click.echo(json.dumps(told, indent=2))
+        json_document(told)
     elif not rows:
         click.echo("there is no Copy here")
     for row, verdict in zip(rows, told, strict=True) if output != "json" else ():
@@ -220,10 +219,3 @@ def one_line() -> Iterator[None]:
         raise click.ClickException(str(error).replace(policy.ALLOW, "--allow-unsafe takes it all the same")) from None
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'the store'}: {error.strerror}") from None
-
-
-def bar(what: str, *, quiet: bool) -> Progress:
-    """On a terminal."""
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    console = Console(stderr=True, quiet=quiet)
-    return Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True)

@@ -1,7 +1,7 @@
 """Writes a line for a person without ever waiting for one: a stopped terminal or an unread pipe must stop nothing.
 
-Owns that one write, and sends what libraries log the same way. Who calls it counts what was not shown, where that
-matters.
+Owns that one write, which escapes control characters, and sends what libraries log the same way. Callers count the
+lines that were not shown, where that matters.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ import os
 import select
 import sys
 
+from pilotlight.terminal import escaped
+
 LINE_BYTES_MAX = 4096
 """PIPE_BUF: what a pipe that is ready takes without blocking (pipe(7))."""
 
 
 def write_line(fd: int, line: str) -> bool:
     """Whether the whole line was taken; never blocks and never raises."""
-    taken = " ".join(line.splitlines()).rstrip().encode()[: LINE_BYTES_MAX - 1] + b"\n"
+    text = escaped(" ".join(line.splitlines()).rstrip()).encode()[: LINE_BYTES_MAX - 1]
+    taken = text.decode(errors="ignore").encode() + b"\n"  # no half of a character
     ready = select.poll()
     ready.register(fd, select.POLLOUT)
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -32,11 +31,13 @@ from artifacts.source import Bucket, Hub
 from artifacts.store import Store
 from artifacts.transport import Site
 from autoscaler.quantity import parse_bytes
+from pilotlight.console import bar
 from pilotlight.keychain import keychain
 from pilotlight.options import output_option
 from pilotlight.packing import planned
-from pilotlight.pulling import bar, one_line, pulled, registry_options, ways
+from pilotlight.pulling import one_line, pulled, registry_options, ways
 from pilotlight.stored import store_option
+from pilotlight.terminal import json_document
 
 CHUNK_BYTES_MIN = 1 << 20
 """Smaller ones cost more requests than they save."""
@@ -76,7 +77,7 @@ def inspect(  # noqa: PLR0917  click passes by keyword
     except (BadManifestError, BadReferenceError, RegistryError) as error:
         raise click.ClickException(str(error)) from None
     if output == "json":
-        click.echo(json.dumps(_told(found, read), indent=2))
+        json_document(_told(found, read))
         return
     click.echo(f"digest: {found.top}")
     if found.digest != found.top:
@@ -156,7 +157,10 @@ def _send(layout: Layout, to: Reference, site: Site, output: str, how: How) -> N
     except (BadManifestError, BadReferenceError, RegistryError) as error:
         raise click.ClickException(str(error)) from None
     told = {"reference": str(to._replace(tag=to.asked)), "digest": digest}
-    click.echo(json.dumps(told, indent=2) if output == "json" else f"pushed oci://{told['reference']}@{digest}")
+    if output == "json":
+        json_document(told)
+    else:
+        click.echo(f"pushed oci://{told['reference']}@{digest}")
 
 
 async def _seen(of: Hub | Bucket, by: Ways, *, allow_unsafe: bool) -> Found:
@@ -174,7 +178,7 @@ def _say_seen(found: Found, output: str) -> None:
     left = [{"path": path, "reason": why} for path, why in listing.left]
     if output == "json":
         told = {"digest": listing.digest, "revision": found.revision, "files": rows, "left": left}
-        click.echo(json.dumps(told, indent=2))
+        json_document(told)
         return
     click.echo(f"digest: {listing.digest}")
     click.echo(f"revision: {found.revision or 'none: a bucket has no history'}")

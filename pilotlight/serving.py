@@ -20,13 +20,15 @@ from autoscaler.settings import Limits, Settings, Signatures, Tls
 from autoscaler.words import counted
 from pilotlight import certificates, signers, snippets
 from pilotlight.certificates import FileError, Identity
-from pilotlight.gathering import gather, needs_tenant
+from pilotlight.gathering import gather, needs_tenant, problem_file
 from pilotlight.listen import Address, check_operations, listeners
 from pilotlight.quiet import say, show
 from pilotlight.signers import SignersError
 from pilotlight.supervisor import Role, Supervisor
+from pilotlight.terminal import document, escaped, one_line
 
 DOCUMENTS_FILE = "documents.yaml"
+PROBLEM_CHARACTERS_MAX = 2000
 SOCKET_PATH_MAX = 100
 """A Unix socket's path may have about 107 bytes (unix(7)); a longer state directory is refused with words."""
 
@@ -49,7 +51,7 @@ def run(options: ServeOptions) -> int:
     """The exit status of `serve`."""
     documents = gather(options.models, options.configs, options.state)
     if options.print_config:
-        click.echo(to_yaml(documents), nl=False)
+        document(to_yaml(documents))
         return 0
     check(options, documents)
     try:
@@ -63,6 +65,7 @@ def run(options: ServeOptions) -> int:
         operations = listeners(options.ops, 1)[0]
         run_directory = state.path / "run"
         replace_file(run_directory / DOCUMENTS_FILE, to_yaml(documents).encode())
+        note_problem(run_directory / DOCUMENTS_FILE, "")
         listen = Address(options.listen.host, inference[0].getsockname()[1])
         ops = Address(options.ops.host, operations.getsockname()[1])
         autoscaler, gateways = roles(options, run_directory, inference, operations, documents.settings)
@@ -175,6 +178,16 @@ def answers(path: Path) -> bool:
         return False
 
 
+def note_problem(documents: Path, problem: str) -> None:
+    """Leaves the reason of a failed reload for the autoscaler, which serves it to `status`; empty: it succeeded."""
+    with contextlib.suppress(OSError):  # it was logged
+        path = problem_file(documents)
+        if problem:
+            replace_file(path, escaped(one_line(problem), PROBLEM_CHARACTERS_MAX).encode())
+        else:
+            path.unlink(missing_ok=True)
+
+
 class Reload:
     """Reads again what `serve` was given, at a SIGHUP; what is wrong is said in one line and changes nothing.
 
@@ -195,8 +208,11 @@ class Reload:
             replace_file(self._path, to_yaml(documents).encode())
         except Exception as error:  # noqa: BLE001  a faulty file must not terminate running requests; the error is logged
             message = error.message if isinstance(error, click.UsageError) else f"{self._path}: {_reason(error)}"
-            say(f"{message}; the last good documents stay in force")
+            problem = f"{message}; the last valid documents stay in force"
+            say(problem)
+            note_problem(self._path, problem)
             return False
+        note_problem(self._path, "")
         models, tenants = counted(len(documents.models), "model"), counted(len(documents.tenants), "tenant")
         say(f"documents read again: {models}, {tenants}")
         for key in ("limits", "devices", "tls", "weights"):

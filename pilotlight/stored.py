@@ -7,7 +7,6 @@ it works on the folder itself, also while an agent uses it.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -26,7 +25,9 @@ from artifacts.store import Row, Store
 from autoscaler.quantity import parse_bytes
 from autoscaler.words import size
 from pilotlight import show
+from pilotlight.console import plain
 from pilotlight.options import DIRECTORY, default_state, output_option
+from pilotlight.terminal import json_document
 
 COLUMNS = ("artifact", "digest", "size", "age", "last used", "held")
 SHORT_DIGITS = 12
@@ -47,9 +48,9 @@ def list_(store: Path, output: str) -> None:
     with in_store(store) as opened:
         rows, stored_bytes = opened.rows(), opened.stored_bytes()
     if output == "json":
-        click.echo(json.dumps([_said(row) for row in rows], indent=2))
+        json_document([_said(row) for row in rows])
         return
-    show.plain().print(_table(rows, time.time()))
+    plain().print(_table(rows, time.time()))
     count = "1 Copy" if len(rows) == 1 else f"{len(rows)} Copies"
     click.echo(f"{count}, {size(stored_bytes)} with shared files counted once")
 

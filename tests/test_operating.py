@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec import convert
 
-from pilotlight import operating, show
+from pilotlight import operating
 from pilotlight.cli import cli
 
 Sent = tuple[str, Mapping[str, object] | None, str | None]
+
+
+T = TypeVar("T")
+DEVICE: dict[str, object] = {
+    "id": "gpu0", "device": "gpu0", "node": "n0", "product": "", "memory_bytes": 0, "compute_percent": 100,
+    "isolation": "none", "shared": True, "healthy": True,
+}  # fmt: skip
 
 
 class Port:
@@ -22,21 +30,23 @@ class Port:
         self.held = list(held)
         self.sent: list[Sent] = []
 
-    def fetch(self, ops: str, path: str, *, order: Mapping[str, object] | None = None, key: str | None = None) -> Any:
+    def fetch(
+        self, ops: str, path: str, kind: type[T], *, order: Mapping[str, object] | None = None, key: str | None = None
+    ) -> T:  # fmt: skip
         if order is not None:
             self.sent.append((path, order, key))
-            return {"verb": "x", "says": "so it will be"}
+            return convert({"verb": "wake", "kind": "model", "name": "a", "says": "so it will be"}, kind)
         if path == "/api/v1/nodes":
-            return [{"name": "n0"}, {"name": "same"}]
+            return convert([{"name": name, "cordoned": False, "drains": False} for name in ("n0", "same")], kind)
         count = self.held.pop(0) if len(self.held) > 1 else self.held[0] if self.held else 0
-        held = [{"model": f"m{i}", "state": "draining"} for i in range(count)]
-        return [{"device": "gpu0", "node": "n0", "replicas": held}, {"device": "same", "node": "same", "replicas": []}]
+        held = [{"id": f"r{i}", "model": f"m{i}", "state": "draining", "memory_bytes": 0} for i in range(count)]
+        return convert([DEVICE | {"replicas": held}, DEVICE | {"device": "same", "node": "same", "replicas": []}], kind)
 
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Port:
     made = Port()
-    monkeypatch.setattr(show, "fetch", made.fetch)
+    monkeypatch.setattr(operating, "fetch", made.fetch)
     monkeypatch.setattr(operating, "LOOK_S", 0.0)
     return made
 
@@ -99,7 +109,7 @@ def test_a_drain_waits_until_it_is_empty_and_says_each_change(port: Port) -> Non
 def test_a_drain_as_json_says_at_the_end_whether_it_is_empty(port: Port) -> None:
     port.held = [1, 1, 0]
     assert json.loads(run("drain", "gpu0", "--output", "json").output) == {
-        "verb": "x", "says": "so it will be", "empty": True,
+        "verb": "wake", "kind": "model", "name": "a", "says": "so it will be", "replicas": [], "empty": True,
     }  # fmt: skip
     port.held = [1]
     assert not json.loads(run("drain", "gpu0", "--no-wait", "--output", "json").output)["empty"]

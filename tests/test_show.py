@@ -11,11 +11,12 @@ from contextlib import contextmanager
 import click
 import msgspec
 import pytest
-from rich.console import Console
 
 from autoscaler.contract import ModelName
-from autoscaler.explain import Row
-from pilotlight import show
+from autoscaler.explain import Explanation
+from autoscaler.views import DemandView, ModelView, Row, Sentences
+from pilotlight import ops_client, show
+from pilotlight.console import Console
 
 pytestmark = pytest.mark.standard
 
@@ -41,10 +42,16 @@ class Answers(http.server.BaseHTTPRequestHandler):
         """Says nothing."""
 
 
+BOB_VIEW = ModelView(
+    name=ModelName("bob"), engine="command", aliases=("al-bob",), adapters=(), memory_bytes=0, slots=1, replicas={},
+    demand=DemandView(waiting=0, running=0),
+)  # fmt: skip
+
+
 @contextmanager
 def port(**paths: tuple[int, bytes]) -> Iterator[str]:
     """A port that answers; `status` is /api/v1/status."""
-    paths = {"off": (200, b'{"sentences": []}'), **paths}
+    paths = {"off": (200, b'{"sentences": []}'), "documents": (200, b"{}"), **paths}
     answers = type("Playing", (Answers,), {"paths": {f"/api/v1/{path}": answer for path, answer in paths.items()}})
     with http.server.HTTPServer(("127.0.0.1", 0), answers) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -60,13 +67,11 @@ STATUS = (200, msgspec.json.encode(ROWS))
 
 
 def test_every_column_is_filled_from_a_row_of_the_api() -> None:
-    row = json.loads(msgspec.json.encode(ROWS[0]))
-    assert [show.cell(row, column) for column in show.COLUMNS] == [
+    assert [show.cell(ROWS[0], column) for column in show.COLUMNS] == [
         "ada", "ready", "2 ready, 1 draining", "3", "4", "gpu0, gpu1", "2 min", "last used 2 s ago, idle window 60 s",
     ]  # fmt: skip
-    assert show.cell(row | {"adapters": ["x", "y"]}, "model") == "ada (+x, y)"
-    empty = json.loads(msgspec.json.encode(ROWS[1]))
-    assert [show.cell(empty, column) for column in show.COLUMNS] == [
+    assert show.cell(msgspec.structs.replace(ROWS[0], adapters=("x", "y")), "model") == "ada (+x, y)"
+    assert [show.cell(ROWS[1], column) for column in show.COLUMNS] == [
         "bob",
         "zero",
         "0",
@@ -104,6 +109,15 @@ def test_status_lists_what_is_off_in_this_mode(capsys: pytest.CaptureFixture[str
         assert "off:" not in capsys.readouterr().out
 
 
+def test_status_shows_a_failed_reload(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = (200, b'{"problem": "a.yaml: line 3: not YAML;\\u001b[2J the last valid documents stay in force"}')
+    with port(status=STATUS, documents=problem) as url:
+        show.status(url, None, watch=False, output="text")
+        told = capsys.readouterr().out.splitlines()[-1]
+        assert told.startswith("documents: a.yaml: line 3: not YAML;")
+        assert told.endswith("the last valid documents stay in force")
+
+
 def test_status_of_one_model_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     nobody = (404, b'{"error":"no such model; there are: ada, bob"}')
     with port(status=STATUS, **{"models/eve": nobody}) as url:
@@ -130,7 +144,7 @@ def test_a_watch_ends_quietly_with_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_status_of_a_model_by_its_alias(capsys: pytest.CaptureFixture[str]) -> None:
-    with port(status=STATUS, **{"models/al-bob": (200, b'{"name":"bob","aliases":["al-bob"]}')}) as url:
+    with port(status=STATUS, **{"models/al-bob": (200, msgspec.json.encode(BOB_VIEW))}) as url:
         show.status(url, "al-bob", watch=False, output="json")
         assert [row["model"] for row in json.loads(capsys.readouterr().out)] == ["bob"]
 
@@ -144,7 +158,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, looks: list[list[Row]], output: str
             raise KeyboardInterrupt
 
     monkeypatch.setattr("pilotlight.show.time.sleep", sleep)
-    monkeypatch.setattr(show, "fetch", lambda _ops, _path: json.loads(msgspec.json.encode(left.pop(0))))
+    monkeypatch.setattr(show, "fetch", lambda _ops, _path, _kind: tuple(left.pop(0)))
     show.status("ops", None, watch=True, output=output)
 
 
@@ -176,16 +190,16 @@ def test_a_watch_as_json_is_one_object_on_a_line_for_each_change(
 
 
 def test_an_explanation_is_printed_as_sentences(capsys: pytest.CaptureFixture[str]) -> None:
-    with port(**{"explain/model/ada": (200, b'{"model":"ada","sentences":["One.","Two."]}')}) as url:
-        show.explain(url, "model/ada", "text")
+    with port(**{"explain/model/ada": (200, b'{"model":"ada","state":"zero","sentences":["One.","Two."]}')}) as url:
+        show.explain(url, "model/ada", Explanation, "text")
         assert capsys.readouterr().out == "One.\nTwo.\n"
-        show.explain(url.removeprefix("http://"), "model/ada", "json")
+        show.explain(url.removeprefix("http://"), "model/ada", Explanation, "json")
         assert json.loads(capsys.readouterr().out)["sentences"] == ["One.", "Two."]
 
 
 def test_that_nothing_was_decided_yet_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with port(**{"explain/last": (200, b'{"sentences":[]}')}) as url:
-        show.explain(url, "last", "text")
+        show.explain(url, "last", Sentences, "text")
         assert capsys.readouterr().out == "Nothing was decided yet.\n"
 
 
@@ -193,9 +207,7 @@ def test_that_nothing_was_decided_yet_is_said(capsys: pytest.CaptureFixture[str]
     ("answer", "said"),
     [
         ((404, b'{"error":"no such model; there are: ada"}'), "no such model; there are: ada"),
-        ((404, b'{"error":{"message":"no such path on the inference port"}}'), "this is the inference port; --ops is"),
-        ((500, b"<html>"), "500 Internal Server Error: is this pilotlight's operations port?"),
-        ((200, b"<html>"), "no pilotlight answers at"),
+        ((404, b'{"error":{"message":"no such path on the inference port"}}'), ops_client.INFERENCE),
     ],
 )
 def test_what_the_port_says_is_wrong_is_one_clear_error(answer: tuple[int, bytes], said: str) -> None:
@@ -204,27 +216,30 @@ def test_what_the_port_says_is_wrong_is_one_clear_error(answer: tuple[int, bytes
     assert caught.value.message.startswith(said)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", "http://[", "http://127.0.0.1:x"])
+NOWHERE = ["http://127.0.0.1:1", "127.0.0.1:1", "http://[", "http://127.0.0.1:x", "http://", "a\nb"]
+
+
+@pytest.mark.parametrize("url", NOWHERE)
 def test_nobody_there_is_one_clear_error(url: str) -> None:
     with pytest.raises(click.ClickException, match=r"is `pilotlight serve` running\?"):
-        show.fetch(url, "/api/v1/status")
+        ops_client.fetch(url, "/api/v1/status", object)
 
 
 def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with port(status=STATUS) as url:
-        assert len(show.fetch(url, "/api/v1/status")) == 2
+        assert len(ops_client.fetch(url, "/api/v1/status", tuple[Row, ...])) == 2
 
 
 def test_no_color_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = json.loads(msgspec.json.encode(ROWS))
-
     def shown() -> str:
-        console = Console(force_terminal=True, width=120)
+        console = Console(width=120)
         with console.capture() as capture:
-            console.print(show.table(rows))
+            console.print(show.table(ROWS))
         return capture.get()
 
+    monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" in shown()
     colours = [code for code in shown().split("\x1b[")[1:] if code.split("m")[0] not in {"0", "1"}]
     assert not colours, "bold is no colour; anything else is"

@@ -102,7 +102,7 @@ async def test_changed_documents_are_in_force_after_a_hangup_and_wrong_ones_are_
 
         serve.config.write_text(yaml.safe_dump_all([model("ada", engine="command", command="x {port}"), settings()]))
         hang_up(serve)
-        await until("it says what is wrong", lambda: "the last good documents stay in force" in serve.said())
+        await until("it says what is wrong", lambda: "the last valid documents stay in force" in serve.said())
         (line,) = [line for line in serve.said().splitlines() if "stay in force" in line]
         assert f"{serve.config}: Model ada: spec.command: expected" in line
         assert (await serve.call("bob")).code == ""

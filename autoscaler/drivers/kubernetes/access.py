@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import ssl
+import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import yaml
 
 if TYPE_CHECKING:
     from kubernetes.aio import client
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
 
 DEFAULT = "~/.kube/config"
 EXTRA_FIX = 'pip install "$(ls dist/pilotlight-*.whl)[kubernetes]" (the wheel: `make wheel` in a clone)'
+
+
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, yaml.YAMLError)
+"""What the official client raises for a file that is no kubeconfig."""
 
 
 class AccessError(Exception):
@@ -72,9 +79,10 @@ async def access(kubeconfig: Path | None = None) -> Access:
                 load_incluster_config(client_configuration=configuration)
             except ConfigException:
                 await load_kube_config(_where_kubectl_looks(), client_configuration=configuration)
-    except (ConfigException, OSError) as error:
+    except (ConfigException, OSError, *MALFORMED) as error:
         where = kubeconfig or "the pod's service account, $KUBECONFIG or ~/.kube/config"
-        raise AccessError(f"no way to a Kubernetes API server from {where}: {error}") from error
+        why = f"it is no kubeconfig ({type(error).__name__})" if isinstance(error, MALFORMED) else error
+        raise AccessError(f"no way to a Kubernetes API server from {where}: {why}") from error
     return Access(configuration)
 
 
@@ -86,6 +94,11 @@ def _where_kubectl_looks() -> str:
 
 def _there(paths: str, shown: str) -> str:
     """The same. Raises AccessError where none of them exists: the client itself would log the paths and go on."""
-    if not any(Path(each).expanduser().exists() for each in paths.split(os.pathsep) if each):
+    found = [path for each in paths.split(os.pathsep) if each and os.path.exists(path := os.path.expanduser(each))]  # noqa: PTH110, PTH111  Path's raise
+    if not found:
         raise AccessError(f"there is no kubeconfig at {shown}")
+    for path in found:
+        mode = Path(path).stat().st_mode
+        if stat.S_ISCHR(mode) or (stat.S_ISFIFO(mode) and not path.startswith("/dev/")):  # reading might never end
+            raise AccessError(f"{path} is no file that has an end")
     return paths

@@ -1,0 +1,69 @@
+"""Reads a file that a person named: whatever its name stands for, the read ends, and its size is bounded."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+import time
+from pathlib import Path
+
+PIPE_WAIT_S = 10.0
+"""A pipe (`<(command)`) may stay silent for this long in all."""
+CHUNK_BYTES = 1 << 20
+
+
+class TooLargeError(ValueError):
+    """The file is larger than its reader allows."""
+
+
+def read(path: Path, bytes_max: int) -> bytes:
+    """The content of a file. A FIFO without a writer is empty. Raises OSError, ValueError (a NUL, too large)."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        regular = stat.S_ISREG(os.fstat(number).st_mode)
+        end_s, found, size = time.monotonic() + PIPE_WAIT_S, list[bytes](), 0
+        while chunk := _chunk(number, end_s, regular=regular):
+            found.append(chunk)
+            size += len(chunk)
+            if size > bytes_max:
+                raise TooLargeError(f"more than {bytes_max >> 20} MiB")
+        return b"".join(found)
+    finally:
+        os.close(number)
+
+
+def _chunk(number: int, end_s: float, *, regular: bool) -> bytes:
+    """The next bytes; empty at the end."""
+    while True:
+        try:
+            return os.read(number, CHUNK_BYTES)
+        except BlockingIOError:
+            if regular:
+                raise
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        ready = select.poll()
+        ready.register(number, select.POLLIN)
+        ready.poll(left_s * 1000)
+
+
+def read_text(path: Path, bytes_max: int) -> str:
+    """The same as text. Raises OSError, ValueError."""
+    return text(read(path, bytes_max), bytes_max)
+
+
+def text(data: bytes, bytes_max: int) -> str:
+    """`data` as text. Raises ValueError (TooLargeError, UnicodeDecodeError)."""
+    if len(data) > bytes_max:
+        raise TooLargeError(f"more than {bytes_max >> 20} MiB")
+    return data.decode()
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Why a file cannot be read, in words."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

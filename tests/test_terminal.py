@@ -1,0 +1,143 @@
+"""Control characters are escaped wherever a line leaves a process, and JSON stays what it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.text import Text
+
+from pilotlight import __main__, console, quiet, terminal
+from pilotlight.terminal import LINE_CHARACTERS_MAX, SafeStream, escaped
+
+RAW = "".join(map(chr, [*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x202E, 0x2066, 0x2028, 0xD800]))
+
+
+class Secret(str):
+    """A text whose length nobody may ask for."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise ValueError("secret")
+
+
+def stream() -> tuple[SafeStream, io.BytesIO]:
+    below = io.BytesIO()
+    return SafeStream(io.TextIOWrapper(below, encoding="utf-8")), below
+
+
+def test_every_control_character_and_surrogate_is_escaped() -> None:
+    assert escaped(RAW) == "".join(f"\\u{ord(one):04x}" for one in RAW)
+    assert escaped("tab\tline\né 漢 🙂") == "tab\tline\né 漢 🙂"
+
+
+@given(st.text(st.characters(codec=None)))
+def test_escaped_text_is_safe_and_escaping_is_idempotent(text: str) -> None:
+    safe = escaped(text)
+    safe.encode()
+    assert all(one.isprintable() or one in "\t\n" or one not in RAW for one in safe)
+    assert not set(safe) & set(RAW)
+    assert escaped(safe) == safe
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_escaped_json_has_the_same_value(text: str) -> None:
+    assert json.loads(escaped(json.dumps(text, ensure_ascii=False))) == text
+
+
+def test_each_long_line_is_cut_and_says_so() -> None:
+    cut = escaped(f"short\n{'a' * 1000}\nend", 100)
+    assert [len(line) for line in cut.split("\n")] == [5, 100, 3]
+    assert "... (1000 characters)\n" in cut
+
+
+def test_a_stream_escapes_what_is_printed_and_leaves_bytes_alone() -> None:
+    safe, below = stream()
+    print("\x1b[2J\udcff" + "x" * 2 * LINE_CHARACTERS_MAX, file=safe)
+    safe.flush()
+    first = below.getvalue().decode()
+    assert first.startswith("\\u001b[2J\\udcffxxx")
+    assert len(first) == LINE_CHARACTERS_MAX + 1
+    safe.buffer.write(b"raw")
+    assert below.getvalue().endswith(b"raw")
+
+
+def test_streams_are_replaced_only_inside(capsys: pytest.CaptureFixture[str]) -> None:
+    before = sys.stdout, sys.stderr
+    with terminal.safe_streams():
+        print("\x07out")
+        print("\x07err", file=sys.stderr)
+        terminal.document('{"a": "\x85\u202e' + "x" * LINE_CHARACTERS_MAX + '"}')
+    assert (sys.stdout, sys.stderr) == before
+    told = capsys.readouterr()
+    first, second = told.out.splitlines()
+    assert (first, told.err) == ("\\u0007out", "\\u0007err\n")
+    assert json.loads(second)["a"] == "\x85\u202e" + "x" * LINE_CHARACTERS_MAX
+
+
+def test_a_full_disk_behind_the_output_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with terminal.safe_streams():
+            print("x")
+            with pytest.raises(click.ClickException, match="the output cannot be written: No space left on device"):
+                sys.stdout.flush()
+            with pytest.raises(click.ClickException, match="the output cannot be written: No space left on device"):
+                terminal.document("[]")
+        assert sys.stdout is full
+
+
+def test_a_console_escapes_text_and_writes_its_own_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    shown = console.Console(width=60)
+    with shown.capture() as capture:
+        shown.print("\x1b[5m[red]x[/y]")
+        shown.print(Text("\x9btext", style="bold"))
+    told = capture.get()
+    assert "\\u001b[5m[red]x[/y]" in told
+    assert "\x1b[1m\\u009btext\x1b[0m" in told
+
+
+def test_log_lines_are_escaped_and_cut_between_characters() -> None:
+    read, write = os.pipe()
+    try:
+        assert quiet.write_line(write, "\x1b[2J\udcff\u202e" + "é" * 5000)
+        line = os.read(read, 10_000)
+    finally:
+        os.close(read)
+        os.close(write)
+    assert line.startswith(b"\\u001b[2J\\udcff\\u202e")
+    assert len(line) <= quiet.LINE_BYTES_MAX
+    assert line.decode().endswith("é\n")
+
+
+@pytest.mark.parametrize("traceback", [False, True])
+def test_an_internal_error_is_one_line_without_its_message(monkeypatch: pytest.MonkeyPatch, traceback: bool) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(quiet, "write_line", lambda _, line: said.append(line))
+    monkeypatch.setenv(__main__.TRACEBACK, "1" if traceback else "")
+    with pytest.raises(ValueError, match="secret") as caught:
+        terminal.SafeStream(io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")).write(Secret())
+    error = ExceptionGroup("several", [caught.value, KeyError("secret")])
+    __main__.report(type(error), error, error.__traceback__)
+    assert said[-1].startswith("pilotlight: internal error: ValueError in pilotlight/terminal.py:")
+    assert "please report" in said[-1]
+    assert "secret" not in said[-1]
+    assert any("Traceback" in line for line in said[:-1]) == traceback
+
+
+def test_ctrl_c_and_exits_are_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "__excepthook__", lambda kind, *_: seen.append(kind))
+    for error in (KeyboardInterrupt(), GeneratorExit()):
+        __main__.report(type(error), error, None)
+    assert seen == [KeyboardInterrupt, GeneratorExit]
