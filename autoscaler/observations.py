@@ -29,7 +29,8 @@ class Seen(StrEnum):
     TAKEN = "taken"
     """Somebody else ends it, and Calls on it have time: it takes no new ones, and nothing can keep it."""
     LEAVING = "leaving"
-    """Its end was ordered, by a leader before us or by somebody else: as if its stop were."""
+    """Its end was ordered, by a leader before us or by somebody else, or its machine ended it (a full disk): as if its
+    stop were ordered."""
     EXITED = "exited"
     """Its main process ended; something of it may be left."""
     CLEAN = "clean"

@@ -22,7 +22,7 @@ from functools import partial
 import msgspec
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers import logs, processes
+from autoscaler.drivers import diskspace, logs, processes
 from autoscaler.drivers.base import Launch, Launcher, Observe, Supply, Weights
 from autoscaler.drivers.bringing import bring, nothing_to_bring
 from autoscaler.drivers.clearing import EXITED, kill_all, prove
@@ -143,7 +143,10 @@ class LocalDriver:
             self._see(waiting, Seen.STARTING)
 
     def _begin(self, replica: Replica, model: Model, weights: Weights | None = None) -> None:
-        """Spawns the engine; `weights`: what was brought for it."""
+        """Spawns the engine, as soon as the disk has space; `weights`: what was brought for it."""
+        if diskspace.is_full(diskspace.space(self._state.path)):
+            self._begin_with_space(replica, model, weights)
+            return
         record = record_of(replica)
         try:
             port = self._ports.choose(self._clock())
@@ -154,14 +157,39 @@ class LocalDriver:
             self._state.put(record)
             engine = self._spawn(record, launch, weights)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start of one Model
+            self._forget(replica.id)
+            if diskspace.refused(error):
+                self._begin_with_space(replica, model, weights)
+                return
             if weights is not None:
                 weights.close()
-            self._forget(replica.id)
             self._failed(replica, _said(error))
             return
         self._take(engine)
         self._care_for(engine, self._live)
         self._see(engine, Seen.STARTING)
+
+    def _begin_with_space(self, replica: Replica, model: Model, weights: Weights | None) -> None:
+        """Waits for space, unless it is stopped meanwhile. No failed start."""
+        waiting = self._unborn(replica)
+        waiting.waits = diskspace.REASON
+        self._engines[replica.id] = waiting
+
+        async def begin() -> None:
+            has_space = False
+            try:
+                has_space = await diskspace.wait(self._state.path, waiting.over)
+            finally:
+                self._engines.pop(replica.id)
+                if weights is not None and not has_space:
+                    weights.close()
+            if has_space:
+                self._begin(replica, model, weights)
+            else:
+                self._failed(replica, "stopped")
+
+        self._tasks.create_task(begin())
+        self._see(waiting, Seen.STARTING)
 
     def _failed(self, replica: Replica, reason: str) -> None:
         """It has no process, and will have none."""
@@ -220,7 +248,13 @@ class LocalDriver:
             await engine.over.wait()
         finally:
             asking.cancel()
-        reason = await self._end(engine) if not engine.ended.is_set() else self._why_it_ended(engine)
+        if not engine.ended.is_set():
+            reason = await self._end(engine)
+        else:
+            reason = self._why_it_ended(engine)
+            if diskspace.is_full(diskspace.space(self._state.path)):  # it is not to blame: no failed start
+                reason = f"{diskspace.REASON} ({reason})"
+                self._see(engine, Seen.LEAVING, reason=reason)
         self._see(engine, Seen.EXITED, reason=reason)
         await self._clear(engine)
 
@@ -378,8 +412,9 @@ class LocalDriver:
 
 def _said(error: Exception) -> str:
     """Why a launch failed, for people."""
-    said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-    return said or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 def _not_running(_: object) -> None:

@@ -32,6 +32,17 @@ def command(store: Path, *words: str) -> list[str]:
     return [sys.executable, "-c", NO_SPARE, "weights", *words, "--store", str(store)]
 
 
+def why_no_mount() -> str | None:
+    """Why not."""
+    try:
+        done = subprocess.run(
+            ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        return str(error)
+    return done.stderr.strip() if done.returncode else None
+
+
 def main(folder: Path, host: str, first: str, second: str) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(folder)], check=True)
     store = folder / "store"

@@ -21,6 +21,7 @@ from artifacts.store import Store
 from artifacts.transport import Site
 from tests.kit import packed
 from tests.kit.fake_registry import FakeRegistry, digest_of, says
+from tests.kit.full_disk import why_no_mount
 from tests.kit.packed import NAME
 from tests.kit.stored import content, whole
 
@@ -80,7 +81,7 @@ def reference(held: Held, tag: str) -> str:
 
 async def test_point_13_and_case_48_the_disk_becomes_full_during_a_pull(tmp_path: Path) -> None:
     """One line with the fix; nothing half can be seen; other Copies are as they came; the next goes on from there."""
-    if (able := _may_mount()) is not None:
+    if (able := why_no_mount()) is not None:
         pytest.skip(f"no mount namespace of its own here: {able}")
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -121,17 +122,6 @@ async def test_point_13_and_case_48_the_disk_becomes_full_during_a_pull(tmp_path
     first, last = (int(one) for one in ranges[1].removeprefix("bytes=").split("-"))
     assert 0 < first < 2 * PART  # what was on the disk stayed; how much that was, the sockets' buffers decide
     assert (len(ranges), last) == (2, len(LARGE["b.gguf"]) - 1)
-
-
-def _may_mount() -> str | None:
-    """Why not."""
-    try:
-        done = subprocess.run(
-            ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True, check=False
-        )
-    except OSError as error:
-        return str(error)
-    return done.stderr.strip() if done.returncode else None
 
 
 async def test_case_48_killed_again_and_again_a_pull_goes_on_and_ends_whole(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Space on the disk of the state directory: an engine cannot log without it, and many end when a write fails. I/O.
+
+A full disk is a fault of the machine: it does not count as a failed start of a Model. Engines start again when there is
+space.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+BYTES_MIN = 64 << 10
+"""Enough for the record of a Replica and the first lines of its log."""
+LOOK_S = 1.0
+REASON = "the disk of the state directory is full; free space on it"
+
+
+class Space(NamedTuple):
+    """What is left for this user. `files` None: the file system does not limit their number."""
+
+    bytes: int
+    files: int | None = None
+
+
+def is_full(space: Space) -> bool:
+    """Whether an engine that starts now could not log."""
+    return space.bytes < BYTES_MIN or space.files == 0
+
+
+def space(folder: Path) -> Space:
+    """Of the file system of `folder`; see statvfs(3). Raises OSError."""
+    found = os.statvfs(folder)
+    return Space(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+
+
+def refused(error: BaseException) -> bool:
+    """Whether a write failed for lack of space, or of quota, which `space` does not show."""
+    return isinstance(error, OSError) and error.errno in FULL
+
+
+async def wait(folder: Path, over: asyncio.Event) -> bool:
+    """Waits until there is space; False: `over` came before."""
+    while not over.is_set():
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await over.wait()
+        except TimeoutError:
+            if not is_full(space(folder)):
+                return True
+    return False

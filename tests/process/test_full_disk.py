@@ -1,0 +1,33 @@
+"""An engine on a full disk: its end is no failed start, and it starts again when there is space."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers import diskspace
+from tests.kit.full_disk import why_no_mount
+
+
+@pytest.mark.standard
+async def test_an_engine_that_cannot_log_on_a_full_disk_starts_again_with_space(tmp_path: Path) -> None:
+    if (why := why_no_mount()) is not None:
+        pytest.skip(f"no mount namespace of its own here: {why}")
+    words = ("-m", "tests.kit.full_disk_engine", str(tmp_path))
+    process = await asyncio.create_subprocess_exec(
+        "unshare", "-m", sys.executable, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    async with asyncio.timeout(240):
+        out, error = await process.communicate()
+    assert process.returncode == 0, error.decode()
+    told = json.loads(out)
+    assert told["ended"] == f"{diskspace.REASON} (exited with status 120)"
+    assert told["r1"] == ["starting", "ready", "leaving", "exited", "clean"]
+    assert (told["waits"], told["processes"]) == (diskspace.REASON, [])
+    assert told["after"] == ""
+    assert told["r2"] == ["starting", "ready"], "no failed start"

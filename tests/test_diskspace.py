@@ -1,0 +1,79 @@
+"""A full disk: what counts as full, and that an engine that ends on one has not failed."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from autoscaler.drivers import diskspace, local
+from autoscaler.drivers.diskspace import BYTES_MIN, Space
+from autoscaler.fold import fold
+from autoscaler.observations import ReplicaSeen, Seen
+from autoscaler.states import ReplicaState
+from tests.kit.worlds import T0, device, model, replica, world
+
+ENOUGH, LITTLE = Space(BYTES_MIN), Space(BYTES_MIN - 1)
+
+
+@pytest.mark.parametrize(
+    ("space", "full"),
+    [(ENOUGH, False), (LITTLE, True), (Space(0), True), (Space(BYTES_MIN, 0), True), (Space(BYTES_MIN, 1), False)],
+)
+def test_a_disk_is_full_without_bytes_or_files(space: Space, full: bool) -> None:
+    assert diskspace.is_full(space) == full
+
+
+def test_the_space_of_a_folder_is_read(tmp_path: Path) -> None:
+    assert diskspace.space(tmp_path).bytes > 0
+    with pytest.raises(FileNotFoundError):
+        diskspace.space(tmp_path / "none")
+
+
+def test_only_writes_without_space_or_quota_are_refused_writes() -> None:
+    assert diskspace.refused(OSError(errno.ENOSPC, "No space left on device"))
+    assert diskspace.refused(OSError(errno.EDQUOT, "Disk quota exceeded"))
+    assert not diskspace.refused(OSError(errno.EACCES, "Permission denied"))
+    assert not diskspace.refused(ValueError("ENOSPC"))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_wait_ends_with_space_or_with_an_order_to_stop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stopped: bool
+) -> None:
+    found = [LITTLE, LITTLE] if stopped else [LITTLE, LITTLE, ENOUGH]
+    over = asyncio.Event()
+
+    def space(_: Path) -> Space:
+        if len(found) == 1 and stopped:
+            over.set()
+        return found.pop(0)
+
+    monkeypatch.setattr(diskspace, "LOOK_S", 0.0)
+    monkeypatch.setattr(diskspace, "space", space)
+    assert asyncio.run(diskspace.wait(tmp_path, over)) is not stopped
+    assert not found
+
+
+def test_a_reason_names_no_file_where_the_error_has_none() -> None:
+    assert local._said(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
+    assert local._said(FileNotFoundError(errno.ENOENT, "No such file", "/engine")) == "/engine: No such file"
+    assert local._said(ValueError()) == "ValueError"
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_an_engine_that_ended_on_a_full_disk_has_no_failed_start(full: bool) -> None:
+    """As the local driver observes it: LEAVING before EXITED."""
+    start = replica(model("a", 20), "r1", state=ReplicaState.STARTING)
+    before = world([model("a", 20)], [device()], [start])
+    seen = ReplicaSeen(
+        id=start.id, model=start.model, spec_hash=start.spec_hash, intent=start.intent, slices=start.slices,
+        memory_bytes=start.memory_bytes, slots=start.slots, seen=Seen.EXITED, reason="exited with status 120",
+    )  # fmt: skip
+    leaving = ReplicaSeen(**{name: getattr(seen, name) for name in seen.__struct_fields__} | {"seen": Seen.LEAVING})
+    after, _ = fold(before, (leaving, seen) if full else (seen,), T0 + 1)
+    assert after.replicas[start.id].state is (ReplicaState.SCRUBBING if full else ReplicaState.FAILED)
+    history = after.histories.get(start.model)
+    assert (history is None or history.tries == 0) == full
