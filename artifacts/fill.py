@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from artifacts import members, paths, pull, recipes, unpack
+from artifacts import magic, members, paths, pull, recipes, unpack
 from artifacts.blobs import Blob
 from artifacts.contents import Contents, File, RefusedError
 from artifacts.digests import Digest
@@ -64,6 +64,8 @@ async def fill(
     ]
     if wanted:
         await pull.fetch(wanted, source, job.blobs, told, file_system=job.disk, sums=sums)
+    raw = [(one.path, job.blob(one.digest)) for one in job.files if one.encoding == "raw"]
+    await asyncio.to_thread(magic.check, raw)
     if archives:
         await _take_apart(job, of, archives)
 
@@ -132,12 +134,13 @@ def _laid(
     try:
         with Unpacking(folder, tree, sum(look.bytes), root=look.root, allow_unsafe=of.allow_unsafe) as unpacking:
             for number, one in enumerate(archives):
-                laid = unpacking.archive(one, pieces(one))
+                laid = unpacking.archive(one, pieces(one), may_be_empty=of.roots != ("",))
                 job.unpacked.extend(File(each.path, each.size, each.digest, each.role, "raw") for each in laid)
                 if one.encoding == "tar" and (recipe := _recipe(at.get(one.digest) or _place(job, one.digest), laid)):
                     job.recipes[one.digest] = recipe
                 if last[one.digest] == number and one.digest not in at:
                     _place(job, one.digest).unlink()
+            magic.check((each.path, job.tree / each.path) for each in job.unpacked)
     finally:
         os.close(folder)
 

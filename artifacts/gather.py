@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from artifacts import pull
+from artifacts import magic, pull
 from artifacts.blobs import Blob, Source
 from artifacts.contents import File
 from artifacts.digests import Digest
@@ -47,7 +47,7 @@ def unknown(of: Listing) -> list[Taken]:
 
 
 async def fill(job: Job, of: Listing, source: Source, told: pull.Progress | None = None) -> None:
-    """As a store's `Fetch`. Raises RegistryError, DiskError, OSError."""
+    """As a store's `Fetch`. Raises RegistryError, DiskError, RefusedError, OSError."""
     sums = dict[Digest, Digest]()
     blobs = {one.digest: (one.path, one.size, job.blob(one.digest)) for one in job.files}
     wanted = [
@@ -62,6 +62,7 @@ async def fill(job: Job, of: Listing, source: Source, told: pull.Progress | None
             wanted.append(Wanted(blob, to, _learner(sums, entry.name)))
     if wanted:
         await pull.fetch(wanted, source, job.blobs, told, file_system=job.disk)
+    await in_thread(lambda: magic.check((path, at) for path, _, at in blobs.values()))
     await in_thread(lambda: _lay(job, of, sums))  # the folder is another pull's when this has returned
 
 
@@ -89,6 +90,7 @@ def _lay(job: Job, of: Listing, sums: dict[Digest, Digest]) -> None:
         if said is not None and _summed(at, hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)) != said:
             raise MismatchError(f"{of.place}: {entry.path}: its bytes are others than git's sum of it says")
         digest = sums.get(entry.name) or Digest(f"sha256:{_summed(at, hashlib.sha256())}")
+        magic.check([(entry.path, at)])
         to = job.tree / entry.path
         to.parent.mkdir(parents=True, exist_ok=True)
         at.replace(to)

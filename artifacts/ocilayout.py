@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from artifacts import digests, manifest, platforms
+from artifacts import digests, magic, manifest, platforms
+from artifacts.contents import RefusedError
 from artifacts.descriptors import BadManifestError, Descriptor, Platform
 from artifacts.digests import Digest
 from artifacts.manifest import CONFIG_BYTES_MAX, MANIFEST_BYTES_MAX, Index, Manifest
@@ -48,6 +49,10 @@ class Entry(NamedTuple):
 
 def write(to: Path, plan: Plan, form: Form, tag: str = "", moved: Callable[[int], None] = lambda _: None) -> Written:
     """The layout of a plan. `moved`: told of bytes of files as they are written. Raises PackError, OSError."""
+    try:
+        magic.check((piece.path, Path(piece.at)) for piece in plan.pieces if piece.at)
+    except RefusedError as error:
+        raise PackError(str(error)) from None
     with _whole(to) as folder:
         blobs = folder / "blobs" / "sha256"
         blobs.mkdir(parents=True)

@@ -77,7 +77,8 @@ class Reader:
         self._open = False
         self._named: dict[bytes, bytes] = {}
         """What pax records or a long name say of the member that comes next."""
-        self._entries = 0
+        self.entries = 0
+        """Members so far."""
         self._ended = False
         self._after = 0
 
@@ -132,8 +133,8 @@ class Reader:
                 raise BadArchiveError("the archive names a member that does not come")
             self._ended = True
             return None
-        self._entries += 1
-        if self._entries > ENTRIES_MAX:
+        self.entries += 1
+        if self.entries > ENTRIES_MAX:
             raise BadArchiveError(f"the archive has more than {ENTRIES_MAX} members")
         return self._head(block)
 

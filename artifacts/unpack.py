@@ -74,8 +74,13 @@ class Unpacking:
         finally:
             self._places.close()
 
-    def archive(self, of: File, pieces: Iterable[bytes], diff_id: Digest | None = None) -> list[Unpacked]:
-        """One archive. `diff_id`: of what its bytes say uncompressed. Raises BadArchiveError, OSError."""
+    def archive(
+        self, of: File, pieces: Iterable[bytes], diff_id: Digest | None = None, *, may_be_empty: bool = False
+    ) -> list[Unpacked]:
+        """One archive. `diff_id`: of its bytes uncompressed. `may_be_empty`: a layer of an image may hold no member.
+
+        Raises BadArchiveError, OSError.
+        """
         sieve = Sieve(of, self._tree, self._root, allow_unsafe=self._allow_unsafe)
         reader, done = tar.Reader(), list[Unpacked]()
         inner = hashlib.new(digests.algorithm(diff_id)) if diff_id is not None else None
@@ -99,6 +104,8 @@ class Unpacking:
         finally:
             if fd >= 0:
                 os.close(fd)
+        if not reader.entries and not may_be_empty:
+            raise BadArchiveError(f"the archive{f' of {of.path}' if of.path else ''} is empty: it holds no file")
         if diff_id is not None and inner is not None and inner.hexdigest() != digests.encoded(diff_id):
             raise BadArchiveError("what the archive holds is not what the image's config says: its diffID is another")
         return done

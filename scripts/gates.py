@@ -41,6 +41,7 @@ IMPURE = frozenset(
         "artifacts/gpubus",
         "artifacts/hfconfig",
         "artifacts/images",
+        "artifacts/magic",
         "artifacts/nodesockets",
         "artifacts/ocilayout",
         "artifacts/trusting",

@@ -24,18 +24,19 @@ from artifacts.store import Store
 from artifacts.verify import verify
 from tests.kit.fake_registry import StillClock
 from tests.kit.fake_s3 import SECRET, FakeS3
+from tests.kit.weight_files import as_gguf, as_safetensors
 
 pytestmark = pytest.mark.standard
 
-WEIGHTS = hashlib.shake_128(b"s3").digest(200_000)
+WEIGHTS = as_safetensors(hashlib.shake_128(b"s3").digest(200_000))
 OBJECTS = {
     "llama/8b/model.safetensors": WEIGHTS,
     "llama/8b/config.json": b"{}",
     "llama/8b/sub/a b+c.txt": b"words",
     "llama/8b/empty.txt": b"",
     "llama/8b/": b"",
-    "llama/8bx/other.gguf": b"not wanted",
-    "one.gguf": WEIGHTS[:5000],
+    "llama/8bx/other.gguf": as_gguf(b"not wanted"),
+    "one.gguf": as_gguf(WEIGHTS[:5000]),
 }
 BELOW = {
     path.removeprefix("llama/8b/"): content
@@ -256,7 +257,7 @@ async def test_where_a_bucket_lies(tmp_path: Path) -> None:
 
 
 async def test_a_pull_that_has_no_room_fetches_nothing(tmp_path: Path) -> None:
-    async with node(tmp_path, {"m/a.gguf": b"w" * (1 << 20)}) as one:
+    async with node(tmp_path, {"m/a.gguf": as_gguf(b"w" * (1 << 20))}) as one:
         one.store = Store(tmp_path / "store", bytes_max=1 << 20, spare_bytes=0).open()
         with pytest.raises(NoRoomError):
             await one.bring("s3://models/m/")

@@ -26,11 +26,12 @@ from artifacts.transport import Limits
 from artifacts.verify import verify
 from tests.kit.fake_hub import COMMIT, TOKEN, FakeHub
 from tests.kit.fake_registry import Answer, StillClock
+from tests.kit.weight_files import as_gguf, as_safetensors
 
 pytestmark = pytest.mark.standard
 
 SMALL = {"config.json": b'{"a": 1}', "sub/vocab.txt": b"v" * 999, "README.md": b"# tiny", ".gitattributes": b"x"}
-LARGE = {"model.safetensors": hashlib.shake_128(b"w").digest(300_000)}
+LARGE = {"model.safetensors": as_safetensors(hashlib.shake_128(b"w").digest(300_000))}
 OPEN = {"config.json", "sub/vocab.txt", "README.md", "model.safetensors"}
 """What is taken of them."""
 
@@ -215,7 +216,7 @@ async def test_who_comes_meanwhile_waits_and_nothing_comes_twice(tmp_path: Path)
 async def test_a_pull_that_has_no_room_fetches_nothing(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.store = Store(tmp_path / "store", bytes_max=1 << 20, spare_bytes=0).open()
-        one.fake.large["model.safetensors"] = b"w" * (1 << 20)
+        one.fake.large["model.safetensors"] = as_safetensors(b"w" * (1 << 20))
         with pytest.raises(NoRoomError):
             await one.bring()
         assert not one.fake.asked("GET", "/resolve/")
@@ -267,7 +268,7 @@ async def test_pickles_and_code_are_left_out_and_an_error_where_they_are_named(t
 
 
 async def test_one_of_several_quantisations_is_taken_where_it_is_said_which(tmp_path: Path) -> None:
-    large = {f"tiny-{q}.gguf": q.encode() * 50 for q in ("Q4_K_M", "Q8_0", "F16")}
+    large = {f"tiny-{q}.gguf": as_gguf(q.encode() * 50) for q in ("Q4_K_M", "Q8_0", "F16")}
     async with node(tmp_path, SMALL, large) as one:
         with pytest.raises(RefusedError, match=r"\?include=PATTERN: tiny-F16\.gguf, tiny-Q4_K_M\.gguf, tiny-Q8_0"):
             await one.bring()

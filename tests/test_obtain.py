@@ -33,6 +33,7 @@ from artifacts.verify import verify
 from tests.kit import archives, packed
 from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock, keychain
 from tests.kit.packed import CONTENT, FILES, NAME
+from tests.kit.weight_files import as_gguf
 
 pytestmark = pytest.mark.standard
 
@@ -133,7 +134,7 @@ async def test_who_was_here_before_is_found_again_while_the_registry_is_away(tmp
 async def test_a_tag_that_moves_means_the_new_one_from_its_next_pull_on(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         (await one.obtain()).close()
-        other = packed.packed(packed.model(tmp_path / "new", {"b.gguf": b"other"}), tmp_path / "other")
+        other = packed.packed(packed.model(tmp_path / "new", {"b.gguf": as_gguf(b"other")}), tmp_path / "other")
         async with Client(Site(one.fake.host), pace=StillClock()) as client:
             await packed.push(client, other)
         copy = await one.kept()
@@ -144,7 +145,7 @@ async def test_a_tag_that_moves_means_the_new_one_from_its_next_pull_on(tmp_path
         copy = await one.kept()
         assert copy is not None
         with copy:
-            assert held(copy) == {"b.gguf": b"other"}
+            assert held(copy) == {"b.gguf": as_gguf(b"other")}
 
 
 @pytest.mark.parametrize("packer", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
@@ -152,7 +153,7 @@ async def test_of_an_image_the_models_folder_is_taken_whatever_it_unpacks_to(
     tmp_path: Path, packer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = {gzip.compress: "gzip", zstandard.compress: "zstd"}[packer]
-    much = bytes(2 << 20)
+    much = as_gguf(bytes(2 << 20))
     software = archives.honest({"etc/passwd": b"root", "bin/sh": b"#!"})
     model = archives.honest({"models/m.gguf": much, "models/config.json": b"{}"})
     async with node(tmp_path) as one:
@@ -169,7 +170,7 @@ async def test_of_an_image_the_models_folder_is_taken_whatever_it_unpacks_to(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (archives.honest({"m.gguf": b"x", "load.py": b"import os"}), "load.py: code is not taken from a registry"),
+        (archives.honest({"m.gguf": b"GGUF", "load.py": b"import os"}), "load.py: code is not taken from a registry"),
         (archives.member(b"../m.gguf", b"x") + archives.END, "in the archive: its path"),
     ],
 )
@@ -185,7 +186,7 @@ async def test_an_archive_that_is_refused_leaves_nothing(tmp_path: Path, content
 @pytest.mark.parametrize("inside", [True, False], ids=["in an archive", "as a layer"])
 async def test_code_comes_only_to_who_allows_it_and_so_it_stays(tmp_path: Path, *, inside: bool) -> None:
     """What one has laid here is no way around the refusal for another."""
-    files = {"m.gguf": b"x", "load.py": b"import os"}
+    files = {"m.gguf": b"GGUF", "load.py": b"import os"}
     async with node(tmp_path) as one:
         if inside:
             one.image((LAYER, archives.honest(files)))

@@ -24,16 +24,17 @@ from artifacts.unpack import Unpacking
 from pilotlight.cli import cli
 from tests.kit.archives import read
 from tests.kit.budget import examples
+from tests.kit.weight_files import as_safetensors
 
 AMD = Platform("linux", "amd64")
 FILES = {
-    "model-00001-of-00002.safetensors": b"w" * 70_000,
-    "model-00002-of-00002.safetensors": b"v" * 512,
+    "model-00001-of-00002.safetensors": as_safetensors(b"w" * 70_000),
+    "model-00002-of-00002.safetensors": as_safetensors(b"v" * 512),
     "config.json": b"{}",
     "tokenizer.json": b"[]",
     "README.md": b"# Model",
     "LICENSE": b"Apache-2.0",
-    "sub/m\u00fcll.safetensors": b"",
+    "sub/m\u00fcll.safetensors": as_safetensors(b""),
     "n" * 120 + ".json": b"{}",
 }
 
@@ -170,7 +171,7 @@ def test_the_same_files_make_the_same_artifact(form: str, model: Path, tmp_path:
 
 
 def test_a_modelfile_of_ollama_is_packed(tmp_path: Path) -> None:
-    laid(tmp_path / "in", {"base.gguf": b"GGUF", "tuned.gguf": b"lora", "other.gguf": b"not asked for"})
+    laid(tmp_path / "in", {"base.gguf": b"GGUF", "tuned.gguf": b"GGUF lora", "other.gguf": b"not asked for"})
     (tmp_path / "in" / "Modelfile").write_text(
         "FROM ./base.gguf\nADAPTER ./tuned.gguf\nPARAMETER num_ctx 4096\nPARAMETER temperature 0.5\n"
         'PARAMETER stop "a"\nPARAMETER stop b\nTEMPLATE """{{ .Prompt }}\nx"""\nSYSTEM You are kind.\n'
@@ -183,7 +184,7 @@ def test_a_modelfile_of_ollama_is_packed(tmp_path: Path) -> None:
     files = files_of(at)
     found = unpacked(at, tmp_path / "out", files)
     assert {path: content for path, content in found.items() if not path.endswith(".json")} == {
-        "base.gguf": b"GGUF", "adapter-tuned.gguf": b"lora", "template": b"{{ .Prompt }}\nx",
+        "base.gguf": b"GGUF", "adapter-tuned.gguf": b"GGUF lora", "template": b"{{ .Prompt }}\nx",
         "system": b"You are kind.", "LICENSE": b"MIT", "LICENSE-2": b"Apache",
     }  # fmt: skip
     assert json.loads(found["params.json"]) == {"num_ctx": 4096, "temperature": 0.5, "stop": ["a", "b"]}
@@ -283,7 +284,7 @@ def test_a_file_that_changes_meanwhile_is_noticed_and_nothing_is_left(
     write = ocilayout.write
 
     def later(*args: object, **named: object) -> ocilayout.Written:
-        (model / "model-00001-of-00002.safetensors").write_bytes(b"x" * size)
+        (model / "model-00001-of-00002.safetensors").write_bytes(as_safetensors(b"x" * size))
         return write(*args, **named)  # type: ignore[arg-type]  # as they came
 
     monkeypatch.setattr(ocilayout, "write", later)
@@ -324,6 +325,7 @@ def test_frames_are_read_by_python_as_they_are_meant(path: str, size: int) -> No
 def test_memory_does_not_grow_with_the_files(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     with (tmp_path / "in" / "model.gguf").open("wb") as file:
+        file.write(b"GGUF")
         file.truncate(300 << 20)
     program = (
         "import sys, resource\nfrom pathlib import Path\n"

@@ -26,6 +26,7 @@ from pilotlight.renewal import Files
 from tests.kit import packed
 from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
 from tests.kit.fake_registry import FakeRegistry, StillClock
+from tests.kit.weight_files import as_gguf
 from tests.test_serving import BLOB, CONTENT, filled
 
 pytestmark = pytest.mark.standard
@@ -70,7 +71,7 @@ def test_a_machine_that_is_called_as_a_peer_asks_that_peer(monkeypatch: pytest.M
     assert [one.url for one in Board(made.peers(), made.own).peers] == ["https://a:1"]
 
 
-WEIGHTS = {"model.gguf": os.urandom(9 << 20), "LICENSE": b"free"}
+WEIGHTS = {"model.gguf": as_gguf(os.urandom(9 << 20)), "LICENSE": b"free"}
 """Larger than what is given in one step."""
 
 

@@ -25,10 +25,11 @@ from tests.kit.fake_hub import FakeHub
 from tests.kit.fake_registry import StillClock
 from tests.kit.fake_s3 import FakeS3
 from tests.kit.neighbours import TOKEN, Neighbour, serving
+from tests.kit.weight_files import as_gguf
 
 pytestmark = pytest.mark.standard
 
-CONTENT = hashlib.shake_128(b"weights").digest(300_000)
+CONTENT = as_gguf(hashlib.shake_128(b"weights").digest(300_000))
 DIGEST = digests.of(CONTENT)
 
 

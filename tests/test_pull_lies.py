@@ -28,7 +28,7 @@ from tests.kit.fake_registry import PASSWORD, FakeRegistry, digest_of, says
 pytestmark = pytest.mark.standard
 
 NAME = "team/model"
-GOOD = b"weights" * 5000
+GOOD = b"GGUF" + b"weights" * 4999 + b"end"
 CONFIG = "application/vnd.cncf.model.config.v1+json"
 RAW = "application/vnd.cncf.model.weight.v1.raw"
 TAR = "application/vnd.cncf.model.weight.v1.tar"
@@ -113,7 +113,14 @@ def substituted(fake: FakeRegistry, _: FakeRegistry) -> None:
 
 LINK = header(b"x.gguf", 0, b"2", link=b"../../../outside") + member(b"x.gguf", b"pwned") + END
 BOMB = gzip.compress(honest({"model.gguf": bytes(64 << 20)}))
+PICKLE = b"\x80\x02}q\x00X\x07\x00\x00\x00weightsq\x01]q\x02s."
 LIES = {
+    "00 a pickle that is called GGUF": Lie(layer(PICKLE), r"model\.gguf: it is no GGUF file"),
+    "00 a pickle that is called safetensors": Lie(
+        layer(PICKLE, path="a/model.safetensors"), r"a/model\.safetensors: it is no safetensors file"
+    ),
+    "00 a pickle in an archive": Lie(layer(honest({"m.gguf": PICKLE}), kind=TAR), r"m\.gguf: it is no GGUF file"),
+    "00 an archive of zeros": Lie(layer(bytes(10240), kind=TAR), "the archive is empty: it holds no file"),
     "01 bytes that are others": Lie(blob(bytes(len(GOOD))), "its bytes are others than its digest says"),
     "01 fewer bytes": Lie(blob(GOOD[:-1]), "the registry has 34999 bytes of it, and there should be 35000"),
     "01 more bytes": Lie(blob(GOOD + b"!"), "the registry has 35001 bytes of it, and there should be 35000"),

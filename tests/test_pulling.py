@@ -122,7 +122,7 @@ def test_a_bad_file_is_not_given_to_the_next_copy(tmp_path: Path, store: str) ->
 
 
 def test_code_is_pulled_for_who_allows_it_alone(tmp_path: Path, store: str) -> None:
-    offered = [Offered("model.gguf", 1, content=b"x"), Offered("run.py", 1, content=b"x")]
+    offered = [Offered("model.gguf", 4, content=b"GGUF"), Offered("run.py", 1, content=b"x")]
     ocilayout.write(tmp_path / "code", packing.plan(offered, About(), allow_unsafe=True), "modelpack")
     with packed.served(tmp_path / "code") as host:
         words = ("pull", f"oci://{host}/{NAME}:v1", "--store", store)

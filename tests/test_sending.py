@@ -17,11 +17,12 @@ from pilotlight.cli import cli
 from tests.kit.fake_hub import COMMIT, TOKEN, FakeHub
 from tests.kit.fake_registry import FakeRegistry
 from tests.kit.fake_s3 import FakeS3
+from tests.kit.weight_files import as_safetensors
 
 pytestmark = pytest.mark.standard
 
 SMALL = {"config.json": b"{}", "modeling.py": b"import os"}
-LARGE = {"model.safetensors": b"w" * 70_000}
+LARGE = {"model.safetensors": as_safetensors(b"w" * 70_000)}
 
 
 async def run(*words: str, env: dict[str, str]) -> Result:

@@ -43,6 +43,7 @@ from tests.kit import packed
 from tests.kit.fake_hub import TOKEN, FakeHub
 from tests.kit.fake_registry import StillClock
 from tests.kit.fake_s3 import FakeS3
+from tests.kit.weight_files import as_safetensors
 from tests.kit.worlds import T0, device, world
 
 pytestmark = pytest.mark.standard
@@ -170,7 +171,7 @@ async def test_weights_come_while_calls_wait_for_room_and_are_told_with_their_me
 
 
 async def test_a_copy_that_does_not_fit_the_engine_is_let_go(tmp_path: Path) -> None:
-    packed.packed(packed.model(tmp_path / "model", {"a.gguf": b"1", "b.gguf": b"2"}), tmp_path / "layout")
+    packed.packed(packed.model(tmp_path / "model", {"a.gguf": b"GGUF 1", "b.gguf": b"GGUF 2"}), tmp_path / "layout")
     with packed.served(tmp_path / "layout") as host:
         one, wants = at(tmp_path, Registries()), model(f"oci://{host}/{packed.NAME}:v1")
         with pytest.raises(EngineError, match="holds 2 GGUF files"):
@@ -220,7 +221,7 @@ def adapted(model_at: str, *adapters: str, **spec: object) -> Model:
 
 
 async def test_adapters_come_beside_their_model_and_all_are_held_until_it_ends(tmp_path: Path) -> None:
-    for name, files in (("m", {"a.gguf": b"GGUF", "adapter-x.gguf": b"MINE"}), ("l", {"lora.gguf": b"LORA"})):
+    for name, files in (("m", {"a.gguf": b"GGUF", "adapter-x.gguf": b"GGUF MINE"}), ("l", {"lora.gguf": b"GGUF LORA"})):
         packed.packed(packed.model(tmp_path / name, files), tmp_path / f"{name}.layout")
     with packed.served(tmp_path / "m.layout") as host, packed.served(tmp_path / "l.layout") as other:
         one = at(tmp_path, Registries())
@@ -229,7 +230,11 @@ async def test_adapters_come_beside_their_model_and_all_are_held_until_it_ends(t
         held = await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
         spec = held.model.spec
         found = [spec.artifact or "", *(each.artifact for each in spec.adapters[:2])]
-        assert [Path(each.removeprefix("file://")).read_bytes() for each in found] == [b"GGUF", b"LORA", b"MINE"]
+        assert [Path(each.removeprefix("file://")).read_bytes() for each in found] == [
+            b"GGUF",
+            b"GGUF LORA",
+            b"GGUF MINE",
+        ]
         assert spec.adapters[2] == wants.spec.adapters[2]
         assert one.located(wants) == held.model
         assert (held.model.name, len(held.lease_fds)) == (wants.name, 2), "two Copies, though one is asked for twice"
@@ -290,7 +295,7 @@ def test_how_far_several_pulls_are_is_one_sum() -> None:
     assert said == ["1Mi of 4Mi, 1Mi a second", "3Mi of 12Mi, 2Mi a second"]
 
 
-UNSAFE = {"model.safetensors": b"{}", "config.json": b"{}", "modeling.py": b"print()"}
+UNSAFE = {"model.safetensors": as_safetensors(b""), "config.json": b"{}", "modeling.py": b"print()"}
 
 
 async def test_what_is_unsafe_comes_for_a_model_that_allows_it_and_for_no_other(tmp_path: Path) -> None:

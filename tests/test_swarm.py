@@ -28,6 +28,7 @@ from tests.kit import neighbours, packed
 from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock, keychain
 from tests.kit.neighbours import TOKEN, Neighbour
 from tests.kit.packed import CONTENT, FILES, NAME
+from tests.kit.weight_files import as_gguf
 
 pytestmark = pytest.mark.standard
 
@@ -363,10 +364,13 @@ async def test_a_peer_does_not_lead_anywhere_else(tmp_path: Path) -> None:
 
 
 def _spread(count: int, size: int) -> dict[str, bytes]:
-    return {f"m-{number:05}-of-{count:05}.gguf": bytes([number]) * size for number in range(1, count + 1)}
+    return {f"m-{number:05}-of-{count:05}.gguf": as_gguf(bytes([number]) * size) for number in range(1, count + 1)}
 
 
-@pytest.mark.parametrize("files", [_spread(24, 20_000), {"m.gguf": bytes(1 << 20)}], ids=["many files", "one file"])
+ONE_FILE = {"m.gguf": as_gguf(bytes(1 << 20))}
+
+
+@pytest.mark.parametrize("files", [_spread(24, 20_000), ONE_FILE], ids=["many files", "one file"])
 async def test_four_nodes_that_pull_at_the_same_time_take_it_little_more_than_once_from_the_registry(
     tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

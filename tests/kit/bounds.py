@@ -305,6 +305,20 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.leases.STARTS_MAX",
     ),
     "documents": ("autoscaler.strict_yaml.TEXT_CHARS_MAX",),
+    "a response of the operations port, to a command": (
+        "pilotlight.ops_client.BYTES_MAX",
+        "pilotlight.ops_client.TIMEOUT_S",
+        "pilotlight.planning.LIVE_TIMEOUT_S",
+    ),
+    "a line of output of a command; of a log": (
+        "pilotlight.terminal.LINE_CHARACTERS_MAX",
+        "pilotlight.quiet.LINE_BYTES_MAX",
+    ),
+    "the local driver: free space of the state directory's disk for a start; looked at": (
+        "autoscaler.drivers.diskspace.BYTES_MIN",
+        "autoscaler.drivers.diskspace.LOOK_S",
+    ),
+    "a pipe that is named as a file: silent for": ("pilotlight.files.PIPE_WAIT_S",),
     "a file of certificates; of tokens": (
         "pilotlight.certificates.TOKEN_FILE_BYTES_MAX",
         "pilotlight.certificates.TOKENS_MAX",

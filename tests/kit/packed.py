@@ -20,10 +20,11 @@ from artifacts.packing import Form
 from artifacts.transport import Site
 from pilotlight.packing import planned
 from tests.kit.fake_registry import FakeRegistry
+from tests.kit.weight_files import as_gguf
 
 NAME = "team/model"
 STARTS_S_MAX = 20.0
-CONTENT = hashlib.shake_128(b"weights").digest(70_000)
+CONTENT = as_gguf(hashlib.shake_128(b"weights").digest(70_000))
 FILES = {"model.gguf": CONTENT, "sub/adapter-a.gguf": CONTENT[:5000], "LICENSE": b"free\n"}
 
 

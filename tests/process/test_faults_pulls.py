@@ -24,9 +24,10 @@ from tests.kit.fake_registry import FakeRegistry, digest_of, says
 from tests.kit.full_disk import why_no_mount
 from tests.kit.packed import NAME
 from tests.kit.stored import content, whole
+from tests.kit.weight_files import as_gguf
 
 PART = 8 << 20
-SMALL, LARGE = {"a.gguf": content("a", 1 << 20)}, {"b.gguf": content("b", 2 * PART + (4 << 20))}
+SMALL, LARGE = {"a.gguf": as_gguf(content("a", 1 << 20))}, {"b.gguf": as_gguf(content("b", 2 * PART + (4 << 20)))}
 BLOB = digest_of(LARGE["b.gguf"])
 
 

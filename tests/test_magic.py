@@ -1,0 +1,74 @@
+"""The first bytes of files that are called safetensors or GGUF."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from artifacts import magic
+from artifacts.contents import RefusedError
+from loadtest.tinygguf import make
+from pilotlight.cli import cli
+from tests.kit.weight_files import as_safetensors
+
+PICKLES = [pickle.dumps({"weights": [1.0] * 100}, protocol) for protocol in range(6)]
+GGUF, SAFETENSORS = "it is no GGUF file", "it is no safetensors file"
+
+
+def zipped() -> bytes:
+    """As torch.save writes: a pickle in a ZIP."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as file:
+        file.writestr("archive/data.pkl", PICKLES[2])
+    return made.getvalue()
+
+
+FOREIGN = [*PICKLES, zipped(), b"", b"GG", b"\x7fELF" + bytes(60), b"<html>", b"#!/bin/sh\n", bytes(4096), b"\xff" * 64]
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+def test_other_content_is_neither(content: bytes) -> None:
+    head = content[: magic.HEAD_BYTES]
+    for path, why in (("a/model.gguf", GGUF), ("MODEL.GGUF", GGUF), ("model.safetensors", SAFETENSORS)):
+        assert magic.mismatch(path, head, len(content)).startswith(why)
+    for other in ("config.json", "model.bin", "README"):
+        assert magic.mismatch(other, head, len(content)) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "right"),
+    [
+        ("a.gguf", b"GGUF", True),
+        ("a.gguf", as_safetensors(b""), False),
+        ("a.safetensors", as_safetensors(b""), True),
+        ("a.safetensors", b"GGUF" + bytes(60), False),
+        ("a.safetensors", (3).to_bytes(8, "little") + b"{}", False),
+        ("a.safetensors", (2).to_bytes(8, "little") + b"[]", False),
+    ],
+)
+def test_the_format_is_that_of_the_suffix(path: str, content: bytes, right: bool) -> None:
+    assert (magic.mismatch(path, content[: magic.HEAD_BYTES], len(content)) == "") == right
+
+
+def test_the_first_mislabelled_file_is_named(tmp_path: Path) -> None:
+    make(tmp_path / "good.gguf", "wake up")
+    (tmp_path / "bad.gguf").write_bytes(PICKLES[2])
+    files = [(name, tmp_path / name) for name in ("good.gguf", "bad.gguf")]
+    magic.check(files[:1])
+    with pytest.raises(RefusedError, match=r"^bad\.gguf: it is no GGUF file"):
+        magic.check(files)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
+def test_a_mislabelled_file_is_not_packed(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(zipped())
+    words = ["weights", "pack", str(tmp_path / name), "--to", str(tmp_path / "layout"), "--allow-unsafe"]
+    done = CliRunner().invoke(cli, words, prog_name="pilotlight")
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(f"pilotlight: {name}: it is no ")
+    assert [one.name for one in tmp_path.iterdir()] == [name]
