@@ -43,7 +43,7 @@ from pilotlight.renewal import Files
 LOOK_S_MAX = 30.0
 """An agent that has not looked for so long hangs."""
 STORE = Path("/var/lib/pilotlight/weights")
-SOCKET = click.Path(path_type=Path)
+SOCKET = FILE
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):

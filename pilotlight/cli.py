@@ -20,6 +20,7 @@ from pilotlight import __version__, terminal
 from pilotlight.listen import Address
 from pilotlight.options import (
     DIRECTORY,
+    FILE,
     grace_option,
     keep_engines_option,
     listen_option,
@@ -113,10 +114,8 @@ def cli() -> None:
 
 
 @cli.command(epilog=f"Example: {EXAMPLES['serve']}")
-@click.argument("models", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE.gguf | DIR]...")
-@click.option(
-    "-c", "--config", multiple=True, type=click.Path(path_type=Path), help="Documents (YAML); may be repeated."
-)
+@click.argument("models", nargs=-1, type=FILE, metavar="[FILE.gguf | DIR]...")
+@click.option("-c", "--config", multiple=True, type=FILE, help="Documents (YAML); may be repeated.")
 @listen_option
 @operations_option
 @state_option

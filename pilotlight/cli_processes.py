@@ -51,9 +51,9 @@ def _access(cert: Path | None, key: Path | None, ca: Path | None, token: Path | 
 @click.option("--id", "name", default="gateway-1", show_default=True, help="Its name among all gateways.")
 @grace_option
 @click.option("--limits", default="{}", help="Bounds of the inference port, as JSON.")
-@click.option("--events", type=click.Path(path_type=Path), help="Append one line per call to this file.")
+@click.option("--events", type=FILE, help="Append one line per call to this file.")
 @click.option("--listen-fd", type=int, hidden=True)
-@click.option("--ops-socket", type=click.Path(path_type=Path), hidden=True)
+@click.option("--ops-socket", type=FILE, hidden=True)
 @parent_option
 def gateway(  # noqa: PLR0917  click passes by keyword
     autoscalers: tuple[str, ...], listen: Address, ops: Address, health: Address | None, state: Path | None,
@@ -124,7 +124,7 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 @click.option("--watch-kubeai", is_flag=True, help="Serves KubeAI's Models, too (kubernetes; docs/import.md).")
 @click.option("--weights-store", default=STORE, show_default=True, metavar="PATH",
               help="Where agents keep weights on their nodes (kubernetes).")  # fmt: skip
-@click.option("--documents", type=click.Path(path_type=Path), required=True, help="Documents (YAML).")
+@click.option("--documents", type=FILE, required=True, help="Documents (YAML).")
 @click.option("--contract-socket", type=FILE, help="Where gateways of this machine report.")
 @click.option("--contract-listen", type=AddressType(), help="Where gateways of other machines report.")
 @access_options
@@ -136,7 +136,7 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 @operations_option
 @health_option
 @state_option
-@click.option("--gateway-socket", "gateway_sockets", multiple=True, type=click.Path(path_type=Path), hidden=True)
+@click.option("--gateway-socket", "gateway_sockets", multiple=True, type=FILE, hidden=True)
 @keep_engines_option
 @click.option("--ops-fd", type=int, hidden=True)
 @parent_option

@@ -19,6 +19,7 @@ from autoscaler.documents import DocumentError
 from autoscaler.foreign import kubeai, lingo, llama_swap, modelfile, ollama
 from autoscaler.foreign.taken import Taken, apart, to_json, to_yaml
 from pilotlight import files as reading
+from pilotlight.options import PathType
 from pilotlight.terminal import document
 
 FILE_BYTES_MAX = 16 << 20
@@ -39,7 +40,7 @@ class Store(NamedTuple):
 
 @click.command("import", epilog=f"Example: {EXAMPLE}")
 @click.argument("kind", type=click.Choice(["kubeai", "lingo", "llama-swap", "ollama"]))
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True), metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, type=PathType(path_type=Path, allow_dash=True), metavar="FILE...")
 @click.option(
     "--output",
     type=click.Choice(["yaml", "json"]),

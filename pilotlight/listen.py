@@ -65,6 +65,10 @@ class AddressType(click.ParamType[Address]):
         host, colon, port = str(value).rpartition(":")
         if not colon or not (port.isascii() and port.isdecimal()) or int(port) > PORT_MAX:
             self.fail(f"{value!r} is not HOST:PORT such as 127.0.0.1:8080", param, ctx)
+        try:
+            host.encode("idna")
+        except UnicodeError:
+            self.fail(f"{value!r} has no host name that can be looked up", param, ctx)
         return Address(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104  `:8080` means every address, as elsewhere
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,33 @@ import click
 from pilotlight.listen import Address, AddressType
 
 LISTEN, OPS = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
-DIRECTORY = click.Path(path_type=Path, file_okay=False)
-FILE = click.Path(path_type=Path)
+PATH_BYTES_MAX = 4096 - 256
+"""PATH_MAX (limits.h) less the names of files that commands look for in a folder."""
+
+
+class PathType(click.Path):
+    """A path that the file system can hold: Path.exists and others raise for a longer one."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Raises click's usage error."""
+        path = Path(os.fsdecode(os.fspath(super().convert(str(value), param, ctx))))
+        if too_long(path):
+            self.fail(f"{path}: File name too long", param, ctx)
+        return path
+
+
+def too_long(path: Path) -> bool:
+    """Whether no file can have this path."""
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return True
+    return len(os.fsencode(path)) > PATH_BYTES_MAX
+
+
+DIRECTORY = PathType(path_type=Path, file_okay=False)
+FILE = PathType(path_type=Path)
 Command = Callable[..., None]
 
 

@@ -20,7 +20,7 @@ from autoscaler.foreign import modelfile
 from autoscaler.foreign.parts import Labelled
 from pilotlight.console import bar
 from pilotlight.importing import FILE_BYTES_MAX, MODELFILE
-from pilotlight.options import output_option
+from pilotlight.options import FILE, output_option
 from pilotlight.terminal import json_document
 
 FILES_MAX = 100_000
@@ -30,8 +30,8 @@ KNOWN = (*modelfile.KNOWN, *packfile.MODCTL)
 
 
 @click.command("pack", epilog=f"Example: {EXAMPLE}")
-@click.argument("source", type=click.Path(path_type=Path), metavar="MODELFILE|FOLDER|FILE")
-@click.option("--to", type=click.Path(path_type=Path), required=True, help="The folder to make: an OCI image layout.")
+@click.argument("source", type=FILE, metavar="MODELFILE|FOLDER|FILE")
+@click.option("--to", type=FILE, required=True, help="The folder to make: an OCI image layout.")
 @click.option("--tag", default="latest", show_default=True, help="What the artifact is called in the layout.")
 @click.option(
     "--format", "form", type=click.Choice(["modelpack", "modelpack-raw"]), default="modelpack", show_default=True,

@@ -25,7 +25,7 @@ from autoscaler.words import size
 from autoscaler.world import Slice
 from pilotlight import files, ops_client
 from pilotlight.gathering import completed, load_files
-from pilotlight.options import OPS, key_of, key_option, output_option
+from pilotlight.options import FILE, OPS, key_of, key_option, output_option
 from pilotlight.terminal import json_document
 
 LIVE_TIMEOUT_S = 60.0
@@ -36,9 +36,7 @@ EXPECTED = "expected {waiting: NUMBER, running: NUMBER} or a number of Calls tha
     epilog="Of what runs: pilotlight plan --live --demand demand.yaml\n\n"
     "Example: pilotlight plan -c pilotlight.yaml --demand demand.yaml"
 )
-@click.option(
-    "-c", "--config", multiple=True, type=click.Path(path_type=Path), help="Documents (YAML); may be repeated."
-)
+@click.option("-c", "--config", multiple=True, type=FILE, help="Documents (YAML); may be repeated.")
 @click.option(
     "--live", is_flag=True, help="Of the system that runs, instead of -c: as it is now, with these calls more."
 )
@@ -46,7 +44,7 @@ EXPECTED = "expected {waiting: NUMBER, running: NUMBER} or a number of Calls tha
 @click.option(
     "--demand",
     required=True,
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="YAML: for each model how many calls wait, such as `llama: 3` or `llama: {waiting: 3, running: 1}`.",
 )
 @key_option

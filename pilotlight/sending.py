@@ -33,7 +33,7 @@ from artifacts.transport import Site
 from autoscaler.quantity import parse_bytes
 from pilotlight.console import bar
 from pilotlight.keychain import keychain
-from pilotlight.options import output_option
+from pilotlight.options import output_option, too_long
 from pilotlight.packing import planned
 from pilotlight.pulling import one_line, pulled, registry_options, ways
 from pilotlight.stored import store_option
@@ -63,6 +63,8 @@ def inspect(  # noqa: PLR0917  click passes by keyword
 ) -> None:
     """What an artifact consists of, and whether it would be taken. No weights are fetched."""
     try:
+        if too_long(Path(what)):
+            raise click.UsageError(f"{what}: File name too long")
         if Path(what).is_file():
             raise click.UsageError(
                 f"{what} is a file: `pilotlight weights pack {what} --to FOLDER` makes an artifact of it"
@@ -129,6 +131,8 @@ def push(  # noqa: PLR0917  click passes by keyword
 def _layout(what: str, store: Path, by: Ways) -> Iterator[Layout]:
     """The folder, or one that is made of what lies elsewhere and goes again."""
     if "://" not in what:
+        if too_long(Path(what)):
+            raise click.UsageError(f"{what}: File name too long")
         yield Layout(Path(what))
         return
     of = bring.lies(what)

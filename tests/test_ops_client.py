@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -19,46 +15,10 @@ from click.testing import CliRunner
 from autoscaler.views import Row, Sentences
 from pilotlight import ops_client
 from pilotlight.cli import cli
+from tests.kit.foreign_server import FOREIGN, HEAD, serving, sized
 
 pytestmark = pytest.mark.standard
 
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-
-
-def sized(body: bytes, status: bytes = b"200 OK") -> bytes:
-    """A response with a length."""
-    return b"HTTP/1.1 " + status + b"\r\ncontent-length: " + str(len(body)).encode() + b"\r\n\r\n" + body
-
-
-BODIES = {
-    "list": b"[]",
-    "object": b"{}",
-    "number": b"1",
-    "string": b'"x"',
-    "null": b"null",
-    "rows": b'[{"a":1}]',
-    "numbers": b"[1]",
-    "deep": b"[" * 200_000,
-    "deep object": b'{"a":' * 200_000,
-    "nan": b"NaN",
-    "latin-1": b'"\xff"',
-    "html": b"<html>",
-    "wrong type": b'{"sentences":5}',
-    "digits": b"9" * 5_000,
-    "surrogate": b'{"sentences":["\\ud800"]}',
-    "empty": b"",
-}
-FOREIGN = {
-    **{name: sized(body) for name, body in BODIES.items()},
-    "redirect": b"HTTP/1.1 302 Found\r\nlocation: /api/v1/off\r\ncontent-length: 0\r\n\r\n",
-    "not found": sized(b"<html>", b"404 Not Found"),
-    "error": sized(b"<html>", b"500 Internal Server Error"),
-    "no content": b"HTTP/1.1 204 No Content\r\n\r\n",
-    "inference port": sized(b'{"error":{"message":"no such path"}}', b"404 Not Found"),
-    "no HTTP": b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
-    "long header": b"HTTP/1.1 200 OK\r\nx: " + b"a" * 100_000 + b"\r\n\r\n",
-    "wrong chunk": HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
-}
 COMMANDS = [
     ("status",),
     ("status", "m"),
@@ -77,32 +37,6 @@ AT_ONCE = {"list": {"status --output json"}}
 """A list is also the valid response of an empty installation."""
 
 
-@contextmanager
-def server(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Whatever is asked, `answer` writes the response; its URL."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def handle(self) -> None:
-            self.raw_requestline = self.rfile.readline()
-            if self.parse_request():
-                self.rfile.read(int(self.headers.get("content-length", 0)))
-                try:
-                    answer(self.connection)
-                    self.connection.shutdown(socket.SHUT_WR)
-                except OSError:
-                    pass  # the client has left
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as serving:
-        serving.daemon_threads = True
-        thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{serving.server_port}"
-        finally:
-            serving.shutdown()
-            thread.join()
-
-
 @pytest.fixture(autouse=True)
 def _demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -111,7 +45,7 @@ def _demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_response_of_another_server_is_one_line_and_status_2(name: str) -> None:
-    with server(lambda link: link.sendall(FOREIGN[name])) as url:
+    with serving(lambda link: link.sendall(FOREIGN[name])) as url:
         for words in COMMANDS:
             done = CliRunner().invoke(cli, [*words, "--ops", url], prog_name="pilotlight")
             if " ".join(words) in AT_ONCE.get(name, ()):
@@ -127,7 +61,7 @@ def test_a_response_of_another_server_is_one_line_and_status_2(name: str) -> Non
 
 def test_an_error_of_the_port_is_shown_with_status_1() -> None:
     body = sized(b'{"error":"no such model; there are: \\u001b]0;a"}', b"404 Not Found")
-    with server(lambda link: link.sendall(body)) as url:
+    with serving(lambda link: link.sendall(body)) as url:
         done = CliRunner().invoke(cli, ["wake", "m", "--ops", url], prog_name="pilotlight")
     assert (done.exit_code, done.stderr) == (1, "pilotlight: no such model; there are: \\u001b]0;a\n")
 
@@ -135,7 +69,7 @@ def test_an_error_of_the_port_is_shown_with_status_1() -> None:
 def test_sentences_reach_a_terminal_escaped_and_json_keeps_them() -> None:
     text = "\x1b]0;red\x07\x9b\u202e \x7f\nsecond"
     body = sized(json.dumps({"sentences": [text, "x" * 100_000]}).encode())
-    with server(lambda link: link.sendall(body)) as url:
+    with serving(lambda link: link.sendall(body)) as url:
         done = CliRunner().invoke(cli, ["explain", "last", "--ops", url])
         first, second = done.stdout.splitlines()
         assert first == "\\u001b]0;red\\u0007\\u009b\\u202e \\u007f second"
@@ -149,7 +83,7 @@ def test_sentences_reach_a_terminal_escaped_and_json_keeps_them() -> None:
 def test_names_of_rows_are_neither_markup_nor_control_sequences() -> None:
     row = {"model": "[/x]\x1b]0;owned\x07", "state": "[red]zero", "replicas": {"\x9b": 1}}
     bodies = [sized(json.dumps([row]).encode()), sized(b'{"sentences":[]}'), sized(b"{}")]
-    with server(lambda link: link.sendall(bodies.pop(0))) as url:
+    with serving(lambda link: link.sendall(bodies.pop(0))) as url:
         done = CliRunner().invoke(cli, ["status", "--ops", url])
     assert done.exit_code == 0, done.exception
     assert "[/x]\\u001b]0;owned\\u0007" in done.stdout
@@ -169,7 +103,7 @@ def drip(link: socket.socket, first: bytes) -> None:
     "first", [b"", HEAD, HEAD + b"x:", HEAD + b"\r\n[", HEAD + b"content-length: 9999999\r\n\r\n["]
 )
 def test_a_response_that_never_ends_is_given_up(first: bytes) -> None:
-    with server(partial(drip, first=first)) as url:
+    with serving(partial(drip, first=first)) as url:
         began_s = time.monotonic()
         with pytest.raises(click.ClickException, match=r"no complete response within 0\.3 s"):
             ops_client.fetch(url, "/api/v1/status", tuple[Row, ...], timeout_s=0.3)
@@ -192,5 +126,5 @@ def test_a_response_over_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -
         while True:
             link.sendall(b" " * 65_536)
 
-    with server(endless) as url, pytest.raises(ops_client.NotOursError, match="more than 1 MiB"):
+    with serving(endless) as url, pytest.raises(ops_client.NotOursError, match="more than 1 MiB"):
         ops_client.fetch(url, "/api/v1/status", tuple[Row, ...], timeout_s=60)

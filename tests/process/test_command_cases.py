@@ -1,0 +1,51 @@
+"""One generated case of each command through the real entry point, with arguments as bytes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit import command_cases
+from tests.kit.command_cases import Case, Ended
+
+DAEMONS = {("serve",), ("gateway",), ("autoscaler",), ("agent",), ("weights", "serve"), ("status",)}
+"""These may run for long: an unknown option ends them."""
+KNOWN = [words for words, _ in command_cases.commands()]
+STANDARD = [("serve",), ("explain", "model"), ("weights", "pack")]
+
+
+def run(words: tuple[str, ...], folder: Path) -> Ended:
+    command = [os.fsencode(word) for word in (sys.executable, "-m", "pilotlight", *words)]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(words, marks=pytest.mark.standard if words in STANDARD else pytest.mark.deep) for words in KNOWN],
+    ids=" ".join,
+)
+def test_a_generated_case_of_each_command_ends_with_one_clear_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+    command_cases.lay_files(tmp_path)
+    number = KNOWN.index(words)
+    case = list(command_cases.cases(4711, number + 1))[number]
+    line = (*case.words, "--nope\udcff") if words in DAEMONS else case.words
+    assert command_cases.faults(Case(line), run(line, tmp_path)) == []
+
+
+@pytest.mark.standard
+def test_control_characters_of_a_weight_file_are_escaped_and_cut(tmp_path: Path) -> None:
+    command_cases.lay_files(tmp_path)
+    line = ("serve", "control.gguf", "--print-config")
+    ended = run(line, tmp_path)
+    assert command_cases.faults(Case(line), ended) == []
+    assert ended.status == 2
+    assert b"\\u001b]0;owned\\u0007" in ended.err
+    assert len(ended.err) < 10_000

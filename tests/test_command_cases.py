@@ -1,0 +1,103 @@
+"""Generated command lines: no traceback, no raw control characters, a documented exit status, an end in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pilotlight import ops_client
+from tests.kit import command_cases
+from tests.kit.command_cases import OWNED, Case, Ended, OverdueError
+from tests.kit.foreign_server import FOREIGN, serving, sized
+
+SHORT, LONG = 120, 2000
+SEED = 4711
+HOSTILE = {
+    **{name: FOREIGN[name] for name in ("html", "deep", "redirect", "wrong type", "list", "no HTTP")},
+    "sentences": sized(json.dumps({"sentences": [OWNED * 100], "problem": OWNED, "error": OWNED}).encode()),
+    "error": sized(json.dumps({"error": OWNED}).encode(), b"500 Internal Server Error"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder with the files that cases name, no configuration of this machine, and no daemons."""
+    command_cases.lay_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name in [one for one in os.environ if one.startswith(("PILOTLIGHT_", "XDG_", "KUBE", "HF_", "AWS_"))]:
+        monkeypatch.delenv(name)
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setattr(ops_client, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr("artifacts.retrying.TRIES_MAX", 1)
+    command_cases.stop_daemons(monkeypatch)
+    yield
+    assert sys.stdout.writable()
+
+
+def send(link: socket.socket, body: bytes) -> None:
+    link.sendall(body)
+
+
+def broken(seed: int, count: int) -> list[str]:
+    """The cases that break an invariant, with the words that repeat them."""
+    found = []
+    with ExitStack() as stack:
+        urls = tuple(stack.enter_context(serving(partial(send, body=body))) for body in HOSTILE.values())
+        for number, case in enumerate(command_cases.cases(seed, count, urls)):
+            try:
+                wrong = command_cases.faults(case, command_cases.run(case.words))
+            except OverdueError:
+                wrong = ["it does not end"]
+            except Exception as error:  # noqa: BLE001 - of any class: that is what is looked for
+                wrong = [f"{type(error).__name__}: {error}"]
+            if wrong:
+                found.append(f"case {number} of seed {seed}: {case.words!r}: {', '.join(wrong)}")
+    return found
+
+
+@pytest.mark.standard
+def test_some_generated_commands_end_with_one_clear_line() -> None:
+    assert broken(SEED, SHORT) == []
+
+
+@pytest.mark.deep
+def test_two_thousand_generated_commands_end_with_one_clear_line() -> None:
+    assert broken(SEED + 1, LONG) == []
+
+
+def test_the_invariants_notice_what_they_are_for() -> None:
+    case, good = Case(("status", "m")), Ended(2, b"", b"pilotlight: --ops: no\n")
+    assert command_cases.faults(case, good) == []
+    for bad in (
+        good._replace(status=3),
+        good._replace(err=b"Traceback (most recent call last):\n"),
+        good._replace(err=b"pilotlight: internal error: KeyError\n"),
+        good._replace(out=b"\x1b[2J"),
+        good._replace(out=b"\xff"),
+        good._replace(out="\x9b\u202e".encode()),
+        good._replace(err=b"two\nlines\n"),
+    ):
+        assert command_cases.faults(case, bad) != []
+
+
+@pytest.mark.standard
+def test_a_command_that_does_not_end_is_noticed() -> None:
+    with pytest.raises(OverdueError), command_cases.limited(("x",), 0.05):
+        time.sleep(60)
+
+
+def test_the_same_seed_draws_the_same_cases_of_every_command() -> None:
+    first = list(command_cases.cases(1, 200))
+    assert first == list(command_cases.cases(1, 200))
+    assert first != list(command_cases.cases(2, 200))
+    assert {words for words, _ in command_cases.commands()} <= {case.words[:end] for case in first for end in (1, 2, 3)}
