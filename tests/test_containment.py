@@ -19,6 +19,7 @@ from autoscaler.observations import DocumentsSeen, FaultSeen, GatewaySeen, Repli
 from autoscaler.ordered import ModelStopped, ModelWoken
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
+from autoscaler.views import Row
 from autoscaler.world import History, Replica, World
 from tests.kit.faults import POINTS, InjectedError, concerns, inject
 from tests.kit.observed import seen_of
@@ -317,7 +318,7 @@ def test_status_and_explain_show_the_fault_and_all_other_models(point: str, monk
         monkeypatch.setattr("autoscaler.api.idle_s", refuses_b)
     now_s, planned = loop.now_s, loop.loop.plan
 
-    def rows(at: World) -> tuple[explain.Row, ...]:
+    def rows(at: World) -> tuple[Row, ...]:
         return explain.status(at, planned, now_s)
 
     if point.endswith("idle_s"):
