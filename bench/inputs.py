@@ -1,4 +1,4 @@
-"""The memory that hostile inputs take: `python -m bench.inputs`, about three minutes.
+"""The memory that hostile inputs take: `python -m bench.inputs`, about two minutes.
 
 Reads headers of weight files up to the limits of the product, YAML of 1 MiB and objects of 1.5 MiB, each in a process
 of its own, and prints the peak above the idle process. The last line is JSON. The exit status is 1 above 200 MiB.

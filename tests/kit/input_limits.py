@@ -31,7 +31,8 @@ def read_object(path):
         raise documents.DocumentError(str(error))
     if isinstance(found, decoding.Unreadable):
         raise documents.DocumentError(found.reason)
-    return documents.one(found)
+    known = {"name": found["metadata"]["name"], "namespace": found["metadata"]["namespace"]}
+    return documents.one({"apiVersion": found["apiVersion"], "kind": "Model", "metadata": known, "spec": found["spec"]})
 def read_yaml(path):
     return documents.load([("a.yaml", path.read_text())])
 read = {"gguf": gguf.read, "folder": hfconfig.read, "yaml": read_yaml, "object": read_object}[sys.argv[1]]
