@@ -383,11 +383,12 @@ async def test_autoscalers_change_no_more_of_what_they_adopt_than_they_need(
         "metadata": {"name": "ada", "labels": labels, "annotations": {"theirs": "a", COST: "1"}},
     }  # fmt: skip
     pods, apps = f"/api/v1/namespaces/{namespace}/pods", f"/apis/apps/v1/namespaces/{namespace}/deployments"
-    uid = (await api.create(pods, pod))["metadata"]["uid"]
+    made = await api.create(pods, pod)
+    (there,), uid = made["spec"]["containers"], made["metadata"]["uid"]
     await api.create(apps, workload("ada", 0, {OURS + "models": "ada"}))
     notes: Object = {REPLICA: "ada-1", INTENT: "i", COST: GOES_FIRST}
     pods_of_others: list[tuple[str, Object]] = [
-        ("not spec", {"spec": {"containers": [{"name": "a", "image": "evil"}]}}),
+        ("not spec", {"spec": {"containers": [{**there, "image": "evil"}]}}),
         ("not spec", {"spec": {"activeDeadlineSeconds": 1}}),
         ("not metadata.labels", {"metadata": {"labels": {"app": "b"}}}),
         ("not metadata.labels", {"metadata": {"labels": None}}),
@@ -405,10 +406,9 @@ async def test_autoscalers_change_no_more_of_what_they_adopt_than_they_need(
     values = {"adoption": {"everywhere": True}, "engines": {"namespace": "default"}}
     async with acting_as_autoscaler(api, kubeconfig, namespace, values, "adoption.yaml") as acting:
         async with asyncio.timeout(WAIT_S_MAX):  # a policy is in force soon
-            while not await refused(acting.patch(f"{pods}/ada", pods_of_others[0][1], MERGE, dryRun="All")):
-                await asyncio.sleep(0.05)
-            while not await refused(acting.patch(f"{apps}/ada/status", workloads[0][1], MERGE, dryRun="All")):
-                await asyncio.sleep(0.05)
+            for path, (why, change) in ((f"{pods}/ada", pods_of_others[0]), (f"{apps}/ada/status", workloads[0])):
+                while why not in await refused(acting.patch(path, change, MERGE, dryRun="All")):
+                    await asyncio.sleep(0.05)
         for why, change in pods_of_others:
             assert why in await refused(acting.patch(f"{pods}/ada", change, MERGE)), change
         for why, change in workloads:
