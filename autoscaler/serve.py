@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import re
 import socket
 import struct
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -27,12 +28,15 @@ from autoscaler.actions import Unmet
 from autoscaler.containment import Failure, attempt
 from autoscaler.contract import (
     ID_PATTERN,
+    NAME_PATTERN,
     CatalogueDelta,
     GatewayId,
+    Level,
     ModelName,
     Report,
     ReportAnswer,
     RoutesDelta,
+    Total,
     decoder,
 )
 from autoscaler.door import Door, Role, permits
@@ -56,7 +60,7 @@ ENDPOINTS: Final[Mapping[str, Role]] = {
 
 _encode = msgspec.json.Encoder().encode
 _decode_report = decoder(Report)
-_ID = re.compile(ID_PATTERN)
+_ID, _NAME = re.compile(ID_PATTERN), re.compile(NAME_PATTERN)
 
 D = TypeVar("D", CatalogueDelta, RoutesDelta)
 BLANK = b""
@@ -179,6 +183,8 @@ class ContractServer:
             report = _decode_report(await request.read())
         except msgspec.DecodeError as error:
             return web.json_response({"error": f"not a report: {error}"}, status=400)
+        if odd := odd_name(report):
+            return web.json_response({"error": f"not a report: no name that clients may send - at `{odd}`"}, status=400)
         if report.epoch == self._loop.world.epoch and report.version > self._loop.world.version:
             why = "not a report: Routes of this version were never sent - at `$.version`"
             return web.json_response({"error": why}, status=400)
@@ -233,6 +239,27 @@ def _peer(request: web.Request) -> int | None:
         return None
     pid, _, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(pid)
+
+
+@functools.lru_cache(maxsize=8192)
+def _is_name(text: str) -> bool:
+    """Cached: a gateway sends the same names twenty times a second."""
+    return _NAME.search(text) is not None
+
+
+def odd_name(report: Report) -> str:
+    """The path of the first name with a character that no name has; empty: there is none."""
+    fields: tuple[tuple[str, Sequence[Level | Total]], ...] = (("levels", report.levels), ("totals", report.totals))
+    for field, rows in fields:
+        for number, row in enumerate(rows):
+            if not _is_name(row.model):
+                return f"$.{field}[{number}].model"
+            if not _is_name(row.tenant):
+                return f"$.{field}[{number}].tenant"
+    for number, use in enumerate(report.replicas):
+        if not _is_name(use.replica):
+            return f"$.replicas[{number}].replica"
+    return ""
 
 
 def take_report(loop: Loop, report: Report) -> ReportAnswer:

@@ -23,7 +23,8 @@ SENT = (
     contract.NodeAnswer,
 )  # fmt: skip
 """Whole messages; all others are parts of them."""
-IGNORED = {"title", "description", "default", "minimum", "maximum", "pattern", "maxItems"}
+BOUNDS = {"minimum", "maximum", "pattern", "minLength", "maxLength", "maxItems"}
+IGNORED = {"title", "description", "default", *BOUNDS}
 UNKNOWN = {"of_the_next_version": {"deep": [1, {"more": None}]}}
 
 
