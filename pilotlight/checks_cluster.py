@@ -18,8 +18,8 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.crds import GROUP, MODEL, TENANT, Kind, definition
 from autoscaler.drivers.kubernetes import claims, kubeai, pods
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.decoding import Unreadable
 from autoscaler.drivers.kubernetes.rights import Right, Scope, rights
+from autoscaler.drivers.kubernetes.unreadable import Unreadable
 from autoscaler.drivers.kubernetes.vocabulary import NODES
 from autoscaler.engines import Launch
 from autoscaler.model import Gpu, Model, ModelSpec

@@ -269,8 +269,8 @@ async def opened(options: ClusterOptions, clock: Callable[[], float]) -> AsyncIt
     """Raises click's usage error where the extra is not installed, or there is no way to an API server."""
     from autoscaler.drivers.kubernetes.access import AccessError, access
     from autoscaler.drivers.kubernetes.api import Api
-    from autoscaler.drivers.kubernetes.decoding import UnreadableObjects
     from autoscaler.drivers.kubernetes.lease import Elector
+    from autoscaler.drivers.kubernetes.unreadable import UnreadableObjects
 
     try:
         way = await access(options.kubeconfig)

@@ -2,7 +2,8 @@
 
 Owns the way from the driver's Api to that: questions and watches over one connection, writes over the one that ends
 with our leadership. A whole list that is watched anyhow is at hand here, too: who asks for it as it is at hand has the
-API server write it out, and reads it anew, for nothing.
+API server write it out, and reads it anew, for nothing. An object of a list that cannot be decoded is left out, logged
+and counted.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from autoscaler.drivers.kubernetes.api import Api
+    from autoscaler.drivers.kubernetes.unreadable import Unreadable
     from autoscaler.drivers.kubernetes.watching import Change, Watched
 
 
@@ -56,13 +58,19 @@ class Objects:
         if watched is not None and watched.synced.is_set() and not watched.trouble:
             return [kept.found for kept in watched.items.values()]
         found: list[Object] = []
+        skipped: list[Unreadable] = []
         try:
             async for page in self._reads.pages(path, query):
                 found += page.items
+                skipped += page.unreadable
         except ApiError as error:
             if error.status == NOT_FOUND:
                 return []
             raise AnswerError(error.status, error.reason, error.message) from error
+        listed = (path, *sorted(query.items()))
+        self._reads.unreadable.keep(listed, {(one.namespace, one.name) for one in skipped})
+        for one in skipped:
+            self._reads.unreadable.add(listed, one, path)
         return found
 
     async def follow(

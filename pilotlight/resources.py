@@ -94,7 +94,7 @@ class Resources:
             hold_s=lambda: self._loop.world.settings.adoption.hold_seconds, note=self._note, clock=clock, pace=pace,
         )  # fmt: skip
         self._statuses = Statuses(acting, namespaces=namespaces, fault=self._fault)
-        self._events = Events(acting, reporter)
+        self._events = Events(acting, reporter, unreadable=asking.unreadable)
         self._taken: Mapping[str, str] = {}
         """What was said of Tenants."""
         self._sizes = Sizes(clock)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object
-from autoscaler.drivers.kubernetes.decoding import UnreadableObjects
+from autoscaler.drivers.kubernetes.unreadable import UnreadableObjects
 from autoscaler.drivers.kubernetes.lease import Elector
 from autoscaler.model import Model
 from autoscaler.names import Origin

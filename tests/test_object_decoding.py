@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.drivers.kubernetes import decoding
-from autoscaler.drivers.kubernetes.decoding import DEPTH_MAX, Unreadable
+from autoscaler.drivers.kubernetes.decoding import DEPTH_MAX
+from autoscaler.drivers.kubernetes.unreadable import Unreadable
 from tests.kit.budget import examples
 
 METADATA = {"name": "m", "namespace": "n", "resourceVersion": "7"}

@@ -9,6 +9,7 @@ from typing import cast
 from autoscaler.capacity.server import AT_HAND, Object
 from autoscaler.drivers.kubernetes.api import Api, UnreachableError
 from autoscaler.drivers.kubernetes.decoding import Page
+from autoscaler.drivers.kubernetes.unreadable import Unreadable, UnreadableObjects
 from autoscaler.drivers.kubernetes.watching import INITIAL_END, RETRY_S_MAX
 from pilotlight.objects import Objects
 from tests.sim.virtual import run
@@ -27,11 +28,13 @@ class Told:
     def __init__(self) -> None:
         self.says: asyncio.Queue[tuple[str, Object] | Exception] = asyncio.Queue()
         self.asked = 0
+        self.unreadable = UnreadableObjects()
+        self.odd: list[Unreadable] = []
 
     async def pages(self, path: str, query: object) -> AsyncIterator[Page]:
         del path, query
         self.asked += 1
-        yield Page("9", "", [thing("newest", 9)], [])
+        yield Page("9", "", [thing("newest", 9)], self.odd)
 
     async def watch(self, *_: object, **__: object) -> AsyncIterator[tuple[str, Object]]:
         while True:
@@ -91,5 +94,19 @@ def test_what_a_watch_has_is_not_at_hand_while_it_hears_nothing() -> None:
         await asyncio.sleep(RETRY_S_MAX)
         assert [one["metadata"]["name"] for one in await server.items(PATH, **AT_HAND)] == ["a"], "it watches again"
         task.cancel()
+
+    run(scenario())
+
+
+def test_an_object_of_a_list_that_cannot_be_decoded_is_left_out_and_counted() -> None:
+    async def scenario() -> None:
+        api = Told()
+        server = Objects(cast("Api", api), cast("Api", api))
+        api.odd = [Unreadable("NodeClaim", "", "odd", "3", "nested")]
+        assert [one["metadata"]["name"] for one in await server.items(PATH)] == ["newest"]
+        assert api.unreadable.counts() == {"NodeClaim": 1}
+        api.odd = []
+        await server.items(PATH)
+        assert api.unreadable.counts() == {}
 
     run(scenario())

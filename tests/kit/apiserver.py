@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from autoscaler.drivers.kubernetes import watching
 from autoscaler.drivers.kubernetes.api import ApiError, Object
-from autoscaler.drivers.kubernetes.decoding import Page, UnreadableObjects
+from autoscaler.drivers.kubernetes.decoding import Page
+from autoscaler.drivers.kubernetes.unreadable import UnreadableObjects
 
 Event = tuple[str, Object]
 

@@ -25,14 +25,8 @@ import msgspec
 from autoscaler.drivers.kubernetes import decoding
 from autoscaler.drivers.kubernetes.access import Access
 from autoscaler.drivers.kubernetes.budget import Budget
-from autoscaler.drivers.kubernetes.decoding import (
-    Page,
-    Unreadable,
-    UnreadableObjects,
-    read_event,
-    read_object,
-    read_page,
-)
+from autoscaler.drivers.kubernetes.decoding import Page, read_event, read_object, read_page
+from autoscaler.drivers.kubernetes.unreadable import Unreadable, UnreadableObjects
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
 
 if TYPE_CHECKING:

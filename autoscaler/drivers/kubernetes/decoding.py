@@ -8,11 +8,12 @@ the text before it is decoded again; the rest tells which object it was.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import msgspec
+
+from autoscaler.drivers.kubernetes.unreadable import Unreadable
 
 Object = dict[str, Any]
 """An object of the API server."""
@@ -30,37 +31,6 @@ _CUT = b'{"pilotlight.dev/cut":null}'
 """Takes the place of what is nested too deeply."""
 
 
-class Unreadable(NamedTuple):
-    """An object that cannot be decoded. A name is empty if not even its metadata can."""
-
-    kind: str
-    namespace: str
-    name: str
-    version: str
-    """resourceVersion."""
-    reason: str
-
-
-class UnreadableObjects:
-    """Objects that the watches of this process cannot read. Several watches may follow the same object."""
-
-    def __init__(self) -> None:
-        self._kinds: dict[tuple[object, str, str], str] = {}
-        """(watch, namespace, name) -> kind."""
-
-    def add(self, watch: object, namespace: str, name: str, kind: str) -> None:
-        """The watch cannot read the object."""
-        self._kinds[watch, namespace, name] = kind
-
-    def remove(self, watch: object, namespace: str, name: str) -> None:
-        """The watch can read the object, or it is deleted."""
-        self._kinds.pop((watch, namespace, name), None)
-
-    def counts(self) -> dict[str, int]:
-        """Kind -> number of objects."""
-        return dict(Counter(kind for kind, *_ in {(kind, *key[1:]) for key, kind in self._kinds.items()}))
-
-
 class Page(NamedTuple):
     """A part of a list."""
 
@@ -70,16 +40,20 @@ class Page(NamedTuple):
     """`continue` for the next part; empty: this is the last."""
     items: list[Object]
     unreadable: list[Unreadable]
+    of: tuple[str, str] = ("", "")
+    """API version and kind of each item. Items of the kinds that Kubernetes defines do not name theirs."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
     name: str = ""
     namespace: str = ""
+    uid: str = ""
     version: str = msgspec.field(name="resourceVersion", default="")
     token: str | None = msgspec.field(name="continue", default=None)
 
 
 class _Identity(msgspec.Struct, frozen=True):
+    api_version: str = msgspec.field(name="apiVersion", default="")
     kind: str = ""
     metadata: _Metadata = _Metadata()
 
@@ -109,6 +83,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 class _List(msgspec.Struct, frozen=True):
+    api_version: str = msgspec.field(name="apiVersion", default="")
     kind: str = ""
     metadata: _Metadata = _Metadata()
     items: list[msgspec.Raw] | None = None
@@ -144,35 +119,38 @@ def cut(text: bytes, depth_max: int) -> bytes:
     return b"".join(pieces) if depth > depth_max else b"".join((*pieces, text[begin:]))
 
 
-def read_object(raw: bytes, kind: str = "") -> Object | Unreadable:
-    """One object, of any size. `kind` is for one that does not say it: the items of a list."""
+def read_object(raw: bytes, of: tuple[str, str] = ("", "")) -> Object | Unreadable:
+    """One object, of any size. `of`: API version and kind of an object that does not name them (an item of a list)."""
     if is_too_deep(raw) or _CUT in raw:
-        return _unreadable(raw, kind, f"its values are nested more than {DEPTH_MAX} levels deep")
+        return _unreadable(raw, of, f"its values are nested more than {DEPTH_MAX} levels deep")
     try:
         return _decode_object(raw)
     except (ValueError, RecursionError) as error:
-        return _unreadable(raw, kind, f"{type(error).__name__}: {error}")
+        return _unreadable(raw, of, f"{type(error).__name__}: {error}")
 
 
-def _read_bounded(raw: bytes, kind: str = "") -> Object | Unreadable:
+def _read_bounded(raw: bytes, of: tuple[str, str] = ("", "")) -> Object | Unreadable:
     if len(raw) > BYTES_MAX:
-        return _unreadable(raw, kind, f"it has {len(raw)} bytes, more than {BYTES_MAX}")
-    found = read_object(raw, kind)
+        return _unreadable(raw, of, f"it has {len(raw)} bytes, more than {BYTES_MAX}")
+    found = read_object(raw, of)
     if not isinstance(found, Unreadable):
         try:
             msgspec.convert(found.get("metadata"), _Checked)
         except msgspec.ValidationError as error:
-            return _unreadable(raw, kind, f"its metadata: {error}")
+            return _unreadable(raw, of, f"its metadata: {error}")
     return found
 
 
-def _unreadable(raw: bytes, kind: str, reason: str) -> Unreadable:
+def _unreadable(raw: bytes, of: tuple[str, str], reason: str) -> Unreadable:
     try:
         found = _decode_identity(cut(raw, DEPTH_MAX))
     except (ValueError, RecursionError):
         found = _Identity()
-    metadata = found.metadata
-    return Unreadable(found.kind or kind, metadata.namespace, metadata.name, metadata.version, reason)
+    metadata, (api_version, kind) = found.metadata, of
+    return Unreadable(
+        found.kind or kind, metadata.namespace, metadata.name, metadata.version, reason,
+        found.api_version or api_version, metadata.uid,
+    )  # fmt: skip
 
 
 def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
@@ -191,11 +169,11 @@ def read_page(text: bytes) -> Page:
     except RecursionError:
         found = _decode_list(cut(text, DEPTH_MAX + 2))
     items, unreadable = list[Object](), list[Unreadable]()
-    kind = found.kind.removesuffix("List")
+    of = (found.api_version, found.kind.removesuffix("List"))
     for raw in found.items or ():
-        one = _read_bounded(bytes(raw), kind)
+        one = _read_bounded(bytes(raw), of)
         if isinstance(one, Unreadable):
             unreadable.append(one)
         else:
             items.append(one)
-    return Page(found.metadata.version, found.metadata.token or "", items, unreadable)
+    return Page(found.metadata.version, found.metadata.token or "", items, unreadable, of)

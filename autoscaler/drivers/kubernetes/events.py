@@ -1,9 +1,9 @@
-"""Sends Events on Models, which `kubectl describe` shows, while this process leads. I/O; what is told is `happenings`'.
+"""Sends Events on Models and on unreadable objects while this process leads. I/O; `happenings` decides what they say.
 
-Owns a listener of the loop, which only takes down, and a task that sends: at most PER_S requests a second for all
-Models together, with a bound for each. core/v1 Events are written, not events.k8s.io: both are shown alike, and only of
-these may the words be brought up to date when a series goes on. An Event that is refused is dropped and counted; while
-nobody answers it waits.
+A listener of the loop only takes down; a task sends at most PER_S requests a second for all objects together, with a
+bound for each, and Events about at most UNREADABLE_MAX unreadable objects in UNREADABLE_S. core/v1 Events are written,
+not events.k8s.io: `kubectl describe` shows both alike, and only the text of a core/v1 Event may be updated when a
+series goes on. A refused Event is dropped and counted. While the API server does not answer, Events wait.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -20,6 +21,7 @@ from autoscaler.drivers.kubernetes import happenings
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, UnreachableError
 from autoscaler.drivers.kubernetes.decided import Decided
 from autoscaler.drivers.kubernetes.happenings import Book, Due, Happening, Regarding
+from autoscaler.drivers.kubernetes.unreadable import Unreadable, UnreadableObjects
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
 from autoscaler.leases import LeaseId
 from autoscaler.leaving import Leaving
@@ -28,6 +30,8 @@ from autoscaler.world import World
 
 PER_S = 10.0
 RETRY_S = 10.0
+UNREADABLE_MAX, UNREADABLE_S = 100, 3600.0
+"""Who can create objects chooses how many cannot be read: those beyond it are only logged and counted."""
 NAME_MAX = 200
 """Characters of the Model's name in the name of an Event."""
 
@@ -45,6 +49,7 @@ class Events:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] | None = None,
+        unreadable: UnreadableObjects | None = None,
     ) -> None:
         self._api = api
         self._reporter = reporter[:128]
@@ -55,6 +60,11 @@ class Events:
         self._leaving = Leaving()
         self._stuck: frozenset[LeaseId] = frozenset()
         """Those that were told of."""
+        self._leads = False
+        self._unreadable = unreadable or UnreadableObjects()
+        self._unreadable.listeners.append(self._on_unreadable)
+        self._unreadable_s = deque[float](maxlen=UNREADABLE_MAX)
+        """When the last Events about unreadable objects were taken down."""
         self._news = asyncio.Event()
         self.trouble = ""
         """Why the last one was not sent; empty while all is well."""
@@ -72,8 +82,12 @@ class Events:
     def on_step(self, step: Decided) -> None:
         """Takes down what happened. What a leader before us did is not ours to tell."""
         self._leaving.look(step.after.capacity, self._clock())  # who follows, too: it may lead when the time is over
+        began, self._leads = step.after.leads and not self._leads, step.after.leads
         if not step.after.leads:
             return
+        if began:
+            for found in self._unreadable:
+                self._on_unreadable(found)
         self._tell_stuck(step.after)
         if not (step.transitions or step.actions or step.before.capacity is not step.after.capacity):
             return
@@ -86,6 +100,15 @@ class Events:
         for id in sorted(stuck - self._stuck):
             self._tell(happenings.stuck(world.capacity.leases[id]), world)
         self._stuck = stuck
+
+    def _on_unreadable(self, found: Unreadable) -> None:
+        """A follower writes no Events; the next leader reports what is unreadable then."""
+        told, now_s = happenings.unreadable(found), self._clock()
+        times = self._unreadable_s
+        if not self._leads or told is None or (len(times) == UNREADABLE_MAX and now_s - times[0] < UNREADABLE_S):
+            return
+        times.append(now_s)
+        self.note(*told)
 
     def _tell(self, one: Happening, *worlds: World) -> None:
         """About the Model's own object, if one of these Worlds has it."""
@@ -123,7 +146,7 @@ class Events:
 
     async def _go_on(self, due: Due) -> None:
         """With the series that is there, or a new one."""
-        path = f"/api/v1/namespaces/{due.regarding.namespace}/events"
+        path = f"/api/v1/namespaces/{happenings.namespace(due.regarding)}/events"
         known = self._book.series(due)
         if known is not None:
             times = known.times + due.times

@@ -1,11 +1,10 @@
-"""What is told as Events on Models (interfaces, section 7), and when one more of a kind is only counted. Pure.
+"""What Events say (interfaces, section 7), and when one more of a kind is only counted. Pure.
 
-Owns the reasons Woken, Started, StartFailed, Misplaced, Drained, Stopped and Evicted, which moves of Replicas they
-stand for, those of Leases (CapacityRequested, CapacityArrived, CapacityForced, CapacityStuck), and the book of what is
-still to be sent. Promises: one Model costs at most MINUTE_MAX requests in a minute,
-however it flaps; what is not sent at once is not lost but counted into the Event that is sent next; there are at most
-PENDING_MAX to be sent, and what is left out is counted. Events of a kind that come within SERIES_S are one object with
-a count.
+The reasons Woken, Started, StartFailed, Misplaced, Drained, Stopped and Evicted stand for moves of Replicas;
+CapacityRequested, CapacityArrived, CapacityForced and CapacityStuck for those of Leases; Unreadable for an object that
+is skipped. The book has what is still to be sent. One object costs at most MINUTE_MAX requests in a minute, however it
+flaps. What is not sent at once is counted into the Event that is sent next. At most PENDING_MAX Events wait; those
+beyond are counted. Events of a kind that come within SERIES_S are one object with a count.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from autoscaler.actions import Action, FailStart
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.kubernetes.unreadable import Unreadable
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
 from autoscaler.leases import Lease
 from autoscaler.leaving import STUCK_S
@@ -82,6 +82,19 @@ def regarding(model: Model) -> Regarding | None:
     if not model.uid or model.adopted is not None:
         return None
     return Regarding(API_VERSION, "Model", model.namespace, model.served(), model.uid)
+
+
+def unreadable(found: Unreadable) -> tuple[Regarding, Happening] | None:
+    """An object that is skipped, and why; None: an Event cannot name the object."""
+    if not found.kind or not found.name:
+        return None
+    about = Regarding(found.api_version, found.kind, found.namespace, found.name, found.uid)
+    return about, Happening(ModelName(""), "Unreadable", f"Pilotlight skips this object: {found.reason}", WARNING)
+
+
+def namespace(about: Regarding) -> str:
+    """Of Events about an object. The API server expects `default` for an object without a namespace."""
+    return about.namespace or "default"
 
 
 def happenings(
@@ -244,7 +257,7 @@ def manifest(due: Due, name: str, reporter: str, unix: Callable[[float], str]) -
     """A core/v1 Event that begins a series; `unix` makes an RFC 3339 time of a moment, `reporter` is our pod."""
     about, said = due.regarding, due.happening
     return {
-        "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": about.namespace},
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": namespace(about)},
         "involvedObject": {
             "apiVersion": about.api_version, "kind": about.kind, "namespace": about.namespace, "name": about.name,
             "uid": about.uid,

@@ -5,25 +5,24 @@ been silent for SILENT_S_MAX, or that does not show what we know to have happene
 with everything. Promises: what is told is a level, so that nothing is missed over any break: who vanished meanwhile is
 told as gone, and what comes late or twice is not told. Why nothing is heard is
 said in the log (`hearing`). Objects are read at this boundary into what their user needs; nothing else of them is kept.
-An object that cannot be read is logged once and stays as it was; it does not affect the others (`unreadable`).
+An object that cannot be read is logged once and stays as it was; it does not affect the others (`unreadable` of the
+Api).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from autoscaler.containment import described
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.decoding import Unreadable
 from autoscaler.drivers.kubernetes.hearing import Hearing
+from autoscaler.drivers.kubernetes.unreadable import Unreadable
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 
 WATCH_S = (290.0, 350.0)
 """The server ends a watch after so long, at random, so that not all come back at once."""
@@ -41,8 +40,6 @@ VERSION_DIGITS_MAX = 20
 GONE = 410
 GONE_MAX = 10_000
 """Deleted objects whose versions are remembered, so that what comes late brings none back."""
-REASON_CHARACTERS_MAX = 300
-"""Of why an object cannot be read, in the log."""
 INITIAL_END = "k8s.io/initial-events-end"
 STREAMING_LISTS_REFUSED = frozenset((400, 422))
 """From a server that does not know them (before 1.32, or switched off)."""
@@ -85,8 +82,8 @@ class Watched(Generic[T]):
         self._version: str | None = None
         self._versions: dict[Key, int] = {}
         """Of each object, also of those that are gone: what is older comes late."""
-        self.unreadable: dict[Key, str] = {}
-        """Objects that cannot be read, each with the reason. They stay as they were."""
+        self._of = ("", "")
+        """API version and kind of the objects, as the last list named them."""
         self._streams = True
         """The server streams lists."""
         self._heard = False
@@ -108,8 +105,7 @@ class Watched(Generic[T]):
         try:
             await self._run()
         finally:
-            for key in self.unreadable:
-                self._api.unreadable.remove(self, *key)
+            self._api.unreadable.forget(self)
 
     async def _run(self) -> None:
         loop, wait_s = asyncio.get_running_loop(), RETRY_S
@@ -185,7 +181,7 @@ class Watched(Generic[T]):
         if not self._streams:
             self._version = await self._list(missing)
         self._tell_gone(missing)
-        self._forget_unreadable()
+        self._api.unreadable.keep(self, self._versions)
         self._expected, self._due_s = 0, None
         self.hearing.is_heard()
         self.synced.set()
@@ -204,7 +200,7 @@ class Watched(Generic[T]):
     async def _list(self, missing: set[Key]) -> str:
         version = ""
         async for page in self._api.pages(self._path, self._query):
-            version = page.version
+            version, self._of = page.version, page.of
             listed: list[Object | Unreadable] = [*page.items, *page.unreadable]
             for found in listed:
                 self._see("MODIFIED", found, missing)
@@ -245,12 +241,12 @@ class Watched(Generic[T]):
             return
         if key not in self._versions and len(self._versions) >= len(self.items) + GONE_MAX:
             self._versions = {known: at for known, at in self._versions.items() if known in self.items}
-            self._forget_unreadable()
+            self._api.unreadable.keep(self, self._versions)
         self._versions[key] = version
         if event == "DELETED":
             seen = None
         elif isinstance(found, Unreadable):
-            self._skip(key, found.kind, found.reason)
+            self._api.unreadable.add(self, found, self._path)
             return
         else:
             try:
@@ -258,27 +254,19 @@ class Watched(Generic[T]):
             except MemoryError:
                 raise
             except Exception as error:  # noqa: BLE001  each kind has its own reader; its fault must affect this object only
-                self._skip(key, str(found.get("kind", "")), f"{type(error).__name__}: {error}")
+                one = self._not_read(found, f"{type(error).__name__}: {error}")
+                self._api.unreadable.add(self, one, self._path)
                 return
-        if self.unreadable.pop(key, None) is not None:
-            self._api.unreadable.remove(self, *key)
+        self._api.unreadable.remove(self, *key)
         self._tell([(key, seen)])
 
-    def _skip(self, key: Key, kind: str, reason: str) -> None:
-        """Logs an object that cannot be read, once while the reason is the same. It stays as it was."""
-        if self.unreadable.get(key) != reason:
-            self.unreadable[key] = reason
-            self._api.unreadable.add(self, *key, kind)
-            _log.error(
-                "event=unreadable_object kind=%s namespace=%s name=%s path=%s reason=%r",
-                kind, key.namespace, key.name, self._path, reason[:REASON_CHARACTERS_MAX],
-            )  # fmt: skip
-
-    def _forget_unreadable(self) -> None:
-        """Forgets those that are gone."""
-        for key in self.unreadable.keys() - self._versions.keys():
-            del self.unreadable[key]
-            self._api.unreadable.remove(self, *key)
+    def _not_read(self, found: Object, reason: str) -> Unreadable:
+        """An object that JSON can be decoded to and its reader cannot read."""
+        key, (api_version, kind) = _key_of(found), self._of
+        return Unreadable(
+            str(found.get("kind", kind)), *key, _version_of(found), reason, str(found.get("apiVersion", api_version)),
+            str(found["metadata"].get("uid", "")),
+        )  # fmt: skip
 
     def _tell_gone(self, missing: set[Key]) -> None:
         self.gap = True
