@@ -32,11 +32,18 @@ _QUANTITY = re.compile(r"[0-9]{1,19}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi
 _LABEL = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_THE_PLAN = "is the plan's: leave it out"
+THE_PLAN = "is the plan's: leave it out"
+THE_PLANS_NODE = (
+    "is the plan's, which chooses the node: say which devices with spec.gpu.models, or which nodes with nodeSelector"
+)
 VOLUMES_BEGIN = "pilotlight-"
 """Names of volumes that Pilotlight adds to pods."""
-_SELECTS = frozenset({"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"})
+SELECTS = frozenset({"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"})
 """Labels by which Services, NetworkPolicies and the autoscaler select Pilotlight's own pods."""
+OWN_SELECTORS = "selects pods of Pilotlight itself: use another label"
+VOLUME_RESERVED = f"{VOLUMES_BEGIN}... is Pilotlight's: rename it"
+VOLUME_WANTED = "expected the name of one of the volumes here"
+SOURCE_WANTED = "expected the source of a volume, such as emptyDir: {}"
 
 
 class KeyRef(Part, frozen=True):
@@ -118,13 +125,12 @@ def selector_of(defaults: Pod | None, own: Pod) -> dict[str, str]:
 def check_pod(pod: Pod, at: Path) -> None:
     """What may be laid over a pod. Raises WrongKeyError with the path below `at`."""
     if "nodeAffinity" in pod.affinity:
-        fix = "say which devices with spec.gpu.models, or which nodes with nodeSelector"
-        raise WrongKeyError((*at, "affinity", "nodeAffinity"), f"is the plan's, which chooses the node: {fix}")
+        raise WrongKeyError((*at, "affinity", "nodeAffinity"), THE_PLANS_NODE)
     for kind in sorted(pod.affinity.keys() - {"podAffinity", "podAntiAffinity"}):
         raise WrongKeyError((*at, "affinity", kind), "unknown key; expected podAffinity or podAntiAffinity")
     _check_notes(pod.labels, (*at, "labels"))
-    for label in sorted(_SELECTS & pod.labels.keys()):
-        raise WrongKeyError((*at, "labels", label), "selects pods of Pilotlight itself: use another label")
+    for label in sorted(SELECTS & pod.labels.keys()):
+        raise WrongKeyError((*at, "labels", label), OWN_SELECTORS)
     _check_notes(pod.annotations, (*at, "annotations"))
     check_labels(pod.labels, (*at, "labels"))
     check_labels(pod.node_selector, (*at, "nodeSelector"))
@@ -133,11 +139,13 @@ def check_pod(pod: Pod, at: Path) -> None:
     _check_named(pod.volume_mounts, (*at, "volumeMounts"))
     for position, volume in enumerate(pod.volumes):
         if str(volume["name"]).startswith(VOLUMES_BEGIN):
-            raise WrongKeyError((*at, "volumes", position, "name"), f"{VOLUMES_BEGIN}... is Pilotlight's: rename it")
+            raise WrongKeyError((*at, "volumes", position, "name"), VOLUME_RESERVED)
+        if len(volume) == 1:
+            raise WrongKeyError((*at, "volumes", position), SOURCE_WANTED)
     known = {volume.get("name") for volume in pod.volumes}
     for position, mount in enumerate(pod.volume_mounts):
         if mount["name"] not in known:
-            raise WrongKeyError((*at, "volumeMounts", position, "name"), "expected the name of one of the volumes here")
+            raise WrongKeyError((*at, "volumeMounts", position, "name"), VOLUME_WANTED)
     names = {
         "serviceAccountName": pod.service_account_name, "runtimeClassName": pod.runtime_class_name,
         "schedulerName": pod.scheduler_name, "priorityClassName": pod.priority_class_name,
@@ -189,7 +197,7 @@ def check_object_name(name: str, at: Path) -> None:
 def _check_notes(notes: Iterable[str], at: Path) -> None:
     for name in notes:
         if name.startswith(OURS) or name == MANAGED_BY:
-            raise WrongKeyError((*at, name), _THE_PLAN)
+            raise WrongKeyError((*at, name), THE_PLAN)
 
 
 def _check_named(items: tuple[Mapping[str, object], ...], at: Path) -> None:

@@ -25,6 +25,8 @@ from autoscaler.tenant import TenantSpec, unix_seconds
 
 __all__ = ["NAME", "NAME_CHARS_MAX", "check_name"]  # beside what is defined here
 
+AMOUNT_RESERVED = "is the plan's: say it with spec.gpu"
+CHOICE_RESERVED = "is the plan's, which chooses the devices: leave it out"
 ADAPTERS_MAX = 64
 """Of one Model."""
 OPERATORS_OWN = {"default-mig-parted-config", "custom-mig-parted-config"}
@@ -269,11 +271,9 @@ def _check_devices(spec: ModelSpec) -> None:
     for at, resources in ((("spec", "resources"), spec.resources), (("spec", "pod", "resources"), spec.pod.resources)):
         for kind, amounts in (("requests", resources.requests), ("limits", resources.limits)):
             for name in filter(is_amount, amounts):
-                raise WrongKeyError((*at, kind, name), "is the plan's: say it with spec.gpu")
+                raise WrongKeyError((*at, kind, name), AMOUNT_RESERVED)
     for name in filter(is_choice, spec.pod.annotations):
-        raise WrongKeyError(
-            ("spec", "pod", "annotations", name), "is the plan's, which chooses the devices: leave it out"
-        )
+        raise WrongKeyError(("spec", "pod", "annotations", name), CHOICE_RESERVED)
 
 
 def check_settings(settings: Settings) -> None:

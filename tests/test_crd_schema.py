@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -61,6 +62,21 @@ def test_what_a_spec_has_is_bounded() -> None:
             needed = {"array": "maxItems", "string": "maxLength"}.get(str(schema.get("type")))
             later = f"{path.removeprefix('.')}" in LATER
             assert needed is None or needed in schema or "enum" in schema or later, path
+
+
+def test_no_field_of_a_spec_accepts_values_of_unbounded_depth() -> None:
+    """The API server keeps up to 10,000 levels in a field that preserves unknown keys."""
+    for kind in (MODEL, TENANT):
+        loose = {path for path, schema in schemas(kind) if "x-kubernetes-preserve-unknown-fields" in schema}
+        assert loose <= {".spec.env.*", ".status.learned"}
+    variable = dict(schemas(MODEL))[".spec.env.*"]
+    assert (variable["maxItems"], variable["maxProperties"], variable["required"]) == (0, 1, ["valueFrom"])
+
+
+def test_definitions_are_small_enough_for_a_client_side_apply() -> None:
+    """`kubectl apply` keeps the definition in an annotation. All annotations have at most 256 KiB."""
+    for text in files(field_docs).values():
+        assert len(msgspec.json.encode(yaml.safe_load(text))) < 128 << 10
 
 
 def test_every_rule_is_somewhere() -> None:

@@ -1,8 +1,9 @@
-"""The rules of `autoscaler.rules` that one object can show, in CEL: refused when it is written, not when it is read.
+"""The rules of `autoscaler.rules` that one object can show, in CEL: the API server refuses such an object.
 
-Owns their text. Each says the same sentence as its rule in Python, and a test on a real API server compares them. What
-CEL does not see, or at a cost that the API server refuses, stays there: variables that Pilotlight sets (`env` has
-values of two types), unknown placeholders, adapters' names beside aliases, much of what may be laid over a pod. https://kubernetes.io/docs/reference/using-api/cel
+Each rule has the message of its rule in Python, and a test on a real API server compares them. Some rules exist only in
+Python, because CEL cannot express them or their cost is too high: the names of variables (`env` has values of two
+types, which CEL does not see), unknown placeholders, adapters' names that equal aliases, the form of labels and
+quantities, and what depends on the namespace or the Settings. https://kubernetes.io/docs/reference/using-api/cel
 """
 
 from __future__ import annotations
@@ -14,12 +15,27 @@ from re import Pattern
 import msgspec
 
 from autoscaler.artifact import STORED
+from autoscaler.crds.pod_types import TYPES
 from autoscaler.engines.table import ENGINES
 from autoscaler.not_yet import MESSAGE, SCHEMES
-from autoscaler.podspec import GPU, MANAGED_BY, OURS
+from autoscaler.podspec import (
+    GPU,
+    MANAGED_BY,
+    OURS,
+    OWN_SELECTORS,
+    SELECTS,
+    SOURCE_WANTED,
+    THE_PLAN,
+    THE_PLANS_NODE,
+    VOLUME_RESERVED,
+    VOLUME_WANTED,
+    VOLUMES_BEGIN,
+)
 from autoscaler.rules import (
     ADAPTER,
     ADAPTER_PATH,
+    AMOUNT_RESERVED,
+    CHOICE_RESERVED,
     CLAIM,
     CLAIM_WANTED,
     FILE_WANTED,
@@ -28,6 +44,7 @@ from autoscaler.rules import (
     NAME_CHARS_MAX,
     PRODUCT_WANTED,
 )
+from autoscaler.slicing.table import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -69,7 +86,6 @@ _ARTIFACT_SCHEME = f"r'^({'|'.join(sorted(SCHEMES - {'pvc'}))})://'"
 _NAME_WANTED = f"expected 1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
 _STORED = f"r'^({'|'.join(sorted(STORED))})://'"
 _STORED_SAID = f"(self.engine != 'ollama' && self.artifact.matches({_STORED}))"
-_PLAN = "is the plan's: leave it out"
 
 
 def _excludes() -> tuple[Rule, ...]:
@@ -180,8 +196,22 @@ _SPEC = (
     *_excludes(),
     *_COMMAND,
 )
-_AMOUNTS = (Rule(f"!({json.dumps(GPU)} in self)", "is the plan's: say it with spec.gpu.count"),)
-_NOTES = (Rule(f"self.all(name, !name.startsWith({json.dumps(OURS)}) && name != {json.dumps(MANAGED_BY)})", _PLAN),)
+
+
+def _none_of(names: Collection[str], begin: Collection[str] = ()) -> str:
+    """No key of the map is one of the names, or begins so."""
+    begins = f" && !{_list(begin)}.exists(begin, key.startsWith(begin))" if begin else ""
+    return f"self.all(key, !(key in {_list(names)}){begins})"
+
+
+_AMOUNTS = (
+    Rule(f"!({json.dumps(GPU)} in self)", "is the plan's: say it with spec.gpu.count"),
+    Rule(_none_of(AMOUNTS - {GPU}, AMOUNTS_BEGIN), AMOUNT_RESERVED),
+)
+_RESERVED = Rule(_none_of({MANAGED_BY}, {OURS}), THE_PLAN)
+_SOURCES = " || ".join(f"has(self.{kind})" for kind in TYPES["Volume"] if not kind.startswith("name"))
+_LABELS = (_RESERVED, Rule(_none_of(SELECTS), OWN_SELECTORS))
+_ANNOTATIONS = (_RESERVED, Rule(_none_of(CHOICES, CHOICES_BEGIN), CHOICE_RESERVED))
 
 RULES: Mapping[tuple[str, str], tuple[Rule, ...]] = {
     ("ModelDocument", ""): (
@@ -226,7 +256,18 @@ RULES: Mapping[tuple[str, str], tuple[Rule, ...]] = {
     ),
     ("Resources", "requests"): _AMOUNTS,
     ("Resources", "limits"): _AMOUNTS,
-    ("Pod", "labels"): _NOTES,
-    ("Pod", "annotations"): _NOTES,
+    ("Pod", "labels"): _LABELS,
+    ("Pod", "annotations"): _ANNOTATIONS,
+    ("Pod", ""): (
+        Rule(
+            "!has(self.volumeMounts) || self.volumeMounts.all(mount, "
+            "has(self.volumes) && self.volumes.exists(volume, volume.name == mount.name))",
+            VOLUME_WANTED,
+            ".volumeMounts",
+        ),
+    ),
+    ("Affinity", ""): (Rule("!has(self.nodeAffinity)", THE_PLANS_NODE, ".nodeAffinity", reason="FieldValueForbidden"),),
+    ("Volume", "name"): (Rule(f"!self.startsWith({json.dumps(VOLUMES_BEGIN)})", VOLUME_RESERVED),),
+    ("Volume", ""): (Rule(_SOURCES, SOURCE_WANTED),),
 }
 """(type, key) -> its rules; without a key those of the object itself, with `[]` those of each item."""

@@ -1,18 +1,21 @@
 """The types of documents as structural schemas, the form that Kubernetes wants in a CustomResourceDefinition. Pure.
 
-Owns the translation: no references, one type each, numbers or words as `int-or-string`, nothing that allows unknown
-keys but what Kubernetes itself checks later (`affinity`, `volumes`). Lists, maps and texts are bounded, since the API
-server works out what a rule costs before it takes it. https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources
+Translates without references: each value has one type, and a number or a text is `int-or-string`. No field of a spec
+accepts values of unbounded depth: what Kubernetes defines (`affinity`, `volumes`) has the types of `pod_types`. Lists,
+maps and texts are bounded, since the API server estimates the cost of each rule before it accepts the definition.
+https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import msgspec
 from msgspec import inspect
 
+from autoscaler.crds.pod_types import TYPES
 from autoscaler.crds.rules import RULES, Rule
 from autoscaler.documents import written
 from autoscaler.quantity import AUTO, BytesOrAuto
@@ -26,8 +29,7 @@ Docs = Callable[[type], Mapping[str, str]]
 ITEMS_MAX, ENTRIES_MAX, TEXT_CHARS_MAX = 256, 1024, 16_384
 """Of a list, a map and a text in a cluster. Files have no such bounds."""
 TEXT: Schema = {"type": "string"}
-ANY: Schema = {"x-kubernetes-preserve-unknown-fields": True}
-OBJECT: Schema = {"type": "object", **ANY}
+OBJECT: Schema = {"type": "object"}
 INT_OR_STRING: Schema = {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}
 QUANTITY: Schema = {**INT_OR_STRING, "pattern": SIZE["pattern"]}
 QUANTITY_OR_AUTO: Schema = {**INT_OR_STRING, "pattern": f"^{AUTO}$|{SIZE['pattern']}"}
@@ -44,6 +46,28 @@ EXTRA: Mapping[tuple[str, str], Schema] = {
     ("Key", "expiresAt"): {"format": "date-time"},
 }
 """(type, key) -> what its schema says besides."""
+
+KUBERNETES: Mapping[tuple[str, str], str] = {
+    ("Pod", "affinity"): "Affinity",
+    ("Pod", "volumes"): "Volume[]",
+    ("Pod", "volumeMounts"): "VolumeMount[]",
+    ("Pod", "securityContext"): "PodSecurityContext",
+}
+"""(type, key) -> its type of Kubernetes."""
+_NAME_OF_LABEL: Schema = {"type": "string", "maxLength": 63}
+_KUBERNETES_EXTRA: Mapping[tuple[str, str], Schema] = {
+    ("Volume", "name"): _NAME_OF_LABEL,
+    ("VolumeMount", "name"): _NAME_OF_LABEL,
+    ("Affinity", "nodeAffinity"): OBJECT,
+}
+"""What of a type of Kubernetes differs here: bounds for rules, and a key that a rule refuses."""
+_SIMPLE: Mapping[str, Schema] = {
+    "string": {"type": "string", "maxLength": TEXT_CHARS_MAX},
+    "bool": {"type": "boolean"},
+    "int32": {"type": "integer", "format": "int32"},
+    "int64": {"type": "integer", "format": "int64"},
+    "Quantity": INT_OR_STRING,
+}
 
 _SNAKE = re.compile(r"\b([a-z]+)((?:_[a-z]+)+)\b")
 
@@ -65,7 +89,8 @@ class Structural:
         return schema | _rules(RULES.get((kind, ""), ()))
 
     def _field(self, kind: str, field: inspect.Field, doc: str) -> Schema:
-        schema = self._schema(field.type)
+        of_kubernetes = KUBERNETES.get((kind, field.encode_name))
+        schema = self._schema(field.type) if of_kubernetes is None else _kubernetes(of_kubernetes)
         if doc:
             schema = {"description": _description(doc)} | {
                 key: value for key, value in schema.items() if key != "description"
@@ -84,15 +109,13 @@ class Structural:
             case inspect.StructType():
                 return self.part(info)
             case inspect.CustomType():
-                size = QUANTITY_OR_AUTO if info.cls is BytesOrAuto else QUANTITY
-                return dict(ANY if info.cls is object else size)
+                return dict(QUANTITY_OR_AUTO if info.cls is BytesOrAuto else QUANTITY)
             case inspect.UnionType():
                 return self._union([one for one in info.types if not isinstance(one, inspect.NoneType)])
             case inspect.VarTupleType():
                 return {"type": "array", "maxItems": ITEMS_MAX, "items": self._schema(info.item_type)}
             case inspect.DictType():
-                values = self._schema(info.value_type)
-                return dict(OBJECT) if info.value_type == inspect.type_info(object) else _map(values)
+                return _map(self._schema(info.value_type))
             case inspect.LiteralType():
                 return {"type": "string", "enum": list(info.values)}
             case inspect.IntType():
@@ -112,6 +135,9 @@ class Structural:
         """One of several: whole numbers or words are `int-or-string`; the rest `autoscaler.documents` checks."""
         if len(types) == 1:
             return self._schema(types[0])
+        parts = [self.part(one) for one in types if isinstance(one, inspect.StructType)]
+        if parts:
+            return _text_or(parts[0])
         bounds: Schema = {}
         for one in types:
             match one:
@@ -122,8 +148,37 @@ class Structural:
                 case inspect.StrType():
                     bounds["maxLength"] = TEXT_CHARS_MAX
                 case _:
-                    return dict(ANY)
+                    raise NotImplementedError(f"no schema for {one} as one of several")
         return {**INT_OR_STRING, **bounds}
+
+
+def _text_or(part: Schema) -> Schema:
+    """A text or an object. A schema of two types has none, and would accept anything: these bounds limit the depth.
+
+    Numbers and booleans remain, which Pilotlight refuses.
+    """
+    properties = cast("dict[str, Schema]", part["properties"])
+    bounds: Schema = {"maxLength": TEXT_CHARS_MAX, "maxItems": 0, "maxProperties": len(properties)}
+    required: Schema = {"required": list(properties), "properties": properties}  # so that no other key has room
+    return {"x-kubernetes-preserve-unknown-fields": True, **bounds, **required}
+
+
+def _kubernetes(name: str) -> Schema:
+    """The schema of a type of `pod_types`."""
+    if name.endswith("[]"):
+        return {"type": "array", "maxItems": ITEMS_MAX, "items": _kubernetes(name.removesuffix("[]"))}
+    if name.endswith("{}"):
+        return _map(_kubernetes(name.removesuffix("{}")))
+    if name in _SIMPLE:
+        return dict(_SIMPLE[name])
+    properties = {field.removesuffix("!"): _kubernetes(of) for field, of in TYPES[name].items()}
+    for (of, field), schema in _KUBERNETES_EXTRA.items():
+        if of == name:
+            properties[field] = schema | _rules(RULES.get((name, field), ()))
+    made: Schema = {"type": "object", "properties": properties}
+    if required := [field.removesuffix("!") for field in TYPES[name] if field.endswith("!")]:
+        made["required"] = required
+    return made | _rules(RULES.get((name, ""), ()))
 
 
 def _description(doc: str) -> str:

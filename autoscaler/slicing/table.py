@@ -51,29 +51,30 @@ _ALLOCATED = (
     *(one.allocated for one in vendors.NPUS),
 )  # fmt: skip
 _WORDS = (NVIDIA, VOLCANO, *vendors.HAMI)
-_AMOUNTS = frozenset(
+AMOUNTS = frozenset(
     {*RESOURCES, *(one.resource for one in vendors.VENDORS)}
     | {name for one in _WORDS for name in (one.resource, one.memory, one.cores, one.priority) if name}
 )
-_AMOUNTS_BEGIN = (MIXED, *(one.resource for one in vendors.NPUS))
-_DOMAINS = sorted({name.partition("/")[0] for name in _AMOUNTS})
-_CHOICES = frozenset({*_ALLOCATED, *(one.use for one in _WORDS)})
-_CHOICES_BEGIN = (
+AMOUNTS_BEGIN = (MIXED, *(one.resource for one in vendors.NPUS))
+"""Resources that are amounts of devices, or of their memory or cores: whole names, and beginnings of names."""
+_DOMAINS = sorted({name.partition("/")[0] for name in AMOUNTS})
+CHOICES = frozenset({*_ALLOCATED, *(one.use for one in _WORDS)})
+CHOICES_BEGIN = (
     "hami.io/", "huawei.com/", "volcano.sh/vgpu-", "gpu-fraction", "gpu-memory",
     *(f"{domain}/{verb}-" for domain in _DOMAINS for verb in ("use", "nouse")),
 )  # fmt: skip
-"""Annotations by which a pod chooses its cards with HAMi, Ascend's plug-in, Volcano and KAI."""
+"""Annotations by which a pod chooses its cards with HAMi, Ascend's plug-in, Volcano and KAI, in the same two forms."""
 _COUNTED = frozenset({*RESOURCES, *(one.resource for one in vendors.VENDORS)})
 
 
 def is_amount(resource: str) -> bool:
     """Whether an extended resource is an amount of devices, or of their memory or cores."""
-    return resource in _AMOUNTS or resource.startswith(_AMOUNTS_BEGIN)
+    return resource in AMOUNTS or resource.startswith(AMOUNTS_BEGIN)
 
 
 def is_choice(annotation: str) -> bool:
     """Whether an annotation of a pod chooses its devices, or how much of them it gets."""
-    return annotation in _CHOICES or annotation.startswith(_CHOICES_BEGIN)
+    return annotation in CHOICES or annotation.startswith(CHOICES_BEGIN)
 
 
 def inventory(node: NodeFacts) -> tuple[Slice, ...]:

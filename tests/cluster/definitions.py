@@ -20,11 +20,7 @@ SERVED_S_MAX = 90.0
 async def install(api: Api, group: str = GROUP) -> None:
     """As the chart does it; returns when both kinds are served."""
     for file in sorted(FOLDER.glob("*.yaml")):
-        one = yaml.safe_load(file.read_text().replace(GROUP, group))
-        await api.apply(definition(one["spec"]["names"]["plural"], group), one, "test")
-        async with asyncio.timeout(SERVED_S_MAX):
-            while not await _served(api, f"/apis/{group}/{VERSION}/{one['spec']['names']['plural']}"):
-                await asyncio.sleep(0.02)
+        await install_one(api, yaml.safe_load(file.read_text().replace(GROUP, group)))
 
 
 async def install_foreign(api: Api, of: str) -> None:
@@ -35,12 +31,39 @@ async def install_foreign(api: Api, of: str) -> None:
 async def install_folder(api: Api, folder: Path) -> None:
     """All of a folder; returns when they are served."""
     for file in sorted(folder.glob("*.yaml")):
-        one = yaml.safe_load(file.read_text())
-        group, plural = one["spec"]["group"], one["spec"]["names"]["plural"]
-        await api.apply(definition(plural, group), one, "test")
-        async with asyncio.timeout(SERVED_S_MAX):
-            while not await _served(api, f"/apis/{group}/{one['spec']['versions'][0]['name']}/{plural}"):
-                await asyncio.sleep(0.02)
+        await install_one(api, yaml.safe_load(file.read_text()))
+
+
+async def install_one(api: Api, one: Object) -> None:
+    """One definition; returns when its kind is served."""
+    group, plural = one["spec"]["group"], one["spec"]["names"]["plural"]
+    await api.apply(definition(plural, group), one, "test")
+    async with asyncio.timeout(SERVED_S_MAX):
+        while not await _served(api, f"/apis/{group}/{one['spec']['versions'][0]['name']}/{plural}"):
+            await asyncio.sleep(0.02)
+
+
+async def install_models_of_an_older_release(api: Api) -> None:
+    """The definition of Model as it was before its pods had types: it keeps values of any depth there."""
+    one = yaml.safe_load((FOLDER / "models.yaml").read_text())
+    pod = one["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["pod"]
+    pod["properties"]["affinity"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    await install_one(api, one)
+    await _until_kept(api, is_kept=True)
+
+
+async def install_models_of_this_release(api: Api) -> None:
+    """After those of an older one."""
+    await install(api)
+    await _until_kept(api, is_kept=False)
+
+
+async def _until_kept(api: Api, *, is_kept: bool) -> None:
+    """Until the API server validates by the definition that keeps unknown fields of pods, or by that which does not."""
+    trial = model("trial", pod={"affinity": {"unknown": {}}})
+    async with asyncio.timeout(SERVED_S_MAX):
+        while is_kept != bool((await api.create(f"{models('default')}?dryRun=All", trial))["spec"]["pod"]["affinity"]):
+            await asyncio.sleep(0.02)
 
 
 def definition(plural: str, group: str = GROUP) -> str:

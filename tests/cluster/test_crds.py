@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from collections.abc import Callable
 
 import aiohttp
+import msgspec
 import pytest
 
 from autoscaler.crds import LATER, MODEL, TENANT
+from autoscaler.crds.pod_types import TYPES
 from autoscaler.crds.rules import RULES
 from autoscaler.documents import one
 from autoscaler.drivers.kubernetes.access import access
@@ -17,6 +20,7 @@ from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.expected import WrongKeyError
 from autoscaler.model import ModelSpec
 from autoscaler.not_yet import KEYS, MESSAGE
+from autoscaler.slicing.table import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
 from tests.cluster.definitions import API_VERSION, SERVED_S_MAX, TENANTS, document, model, models, tenant
 from tests.cluster.plane import Plane
 
@@ -28,6 +32,10 @@ HASH = "ab" * 32
 def adapted(artifact: str) -> Object:
     adapters = [{"name": "x", "artifact": artifact}]
     return model("a", engine="vllm", command=[], artifact="hf://a/b", adapters=adapters)
+
+
+def pod(**fields: object) -> Object:
+    return model("a", pod=fields)
 
 
 WRONG: list[tuple[str, Object]] = [
@@ -64,6 +72,16 @@ WRONG: list[tuple[str, Object]] = [
     ("requests", model("a", resources={"requests": {"nvidia.com/gpu": 1}})),
     ("labels", model("a", pod={"labels": {"pilotlight.dev/model": "x"}})),
     ("annotations", model("a", pod={"annotations": {"app.kubernetes.io/managed-by": "x"}})),
+    ("label of a selector", pod(labels={"app.kubernetes.io/component": "gateway"})),
+    ("amount of devices", model("a", resources={"limits": {"amd.com/gpu": 1}})),
+    ("amount beside them", pod(resources={"requests": {"nvidia.com/gpumem": 80000}})),
+    ("amount by its beginning", pod(resources={"limits": {"nvidia.com/mig-1g.5gb": 1}})),
+    ("choice of devices", pod(annotations={"nvidia.com/use-gpuuuid": "GPU-1"})),
+    ("choice by its beginning", pod(annotations={"hami.io/vgpu-node": "n"})),
+    ("reserved volume", pod(volumes=[{"name": "pilotlight-weights", "emptyDir": {}}])),
+    ("no source", pod(volumes=[{"name": "x"}])),
+    ("mount of no volume", pod(volumeMounts=[{"name": "pilotlight-weights", "mountPath": "/all"}])),
+    ("node affinity", pod(affinity={"nodeAffinity": {}})),
     (
         "args",
         model(
@@ -72,6 +90,91 @@ WRONG: list[tuple[str, Object]] = [
         ),
     ),
 ]  # fmt: skip
+
+
+TERM: Object = {
+    "topologyKey": "kubernetes.io/hostname", "namespaces": ["a"], "matchLabelKeys": ["pod-template-hash"],
+    "labelSelector": {
+        "matchLabels": {"app": "a"}, "matchExpressions": [{"key": "b", "operator": "In", "values": ["c"]}]
+    },
+}  # fmt: skip
+MADE_OF_ALL: Object = {
+    "env": {"A": "b", "C": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}},
+    "pod": {
+        "affinity": {
+            "podAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": TERM}]
+            },
+            "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [TERM]},
+        },
+        "volumes": [
+            {"name": "scratch", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
+            {"name": "size", "emptyDir": {"sizeLimit": 1000}},
+            {"name": "secret", "secret": {"secretName": "s", "items": [{"key": "k", "path": "p", "mode": 256}]}},
+            {"name": "config", "configMap": {"name": "c", "optional": True}},
+            {"name": "claim", "persistentVolumeClaim": {"claimName": "c", "readOnly": True}},
+            {"name": "host", "hostPath": {"path": "/dev/dri", "type": "Directory"}},
+            {"name": "nfs", "nfs": {"server": "s", "path": "/p"}},
+            {"name": "image", "image": {"reference": "r.io/a:1", "pullPolicy": "IfNotPresent"}},
+            {"name": "driver", "csi": {"driver": "d", "volumeAttributes": {"a": "b"}}},
+            {"name": "down", "downwardAPI": {"items": [{"path": "p", "fieldRef": {"fieldPath": "metadata.labels"}}]}},
+            {"name": "projected", "projected": {"sources": [
+                {"serviceAccountToken": {"path": "t", "audience": "a", "expirationSeconds": 600}},
+                {"downwardAPI": {"items": [{"path": "c", "resourceFieldRef": {"resource": "limits.cpu"}}]}},
+            ]}},
+            {"name": "template", "ephemeral": {"volumeClaimTemplate": {
+                "metadata": {"labels": {"a": "b"}},
+                "spec": {
+                    "accessModes": ["ReadWriteOnce"], "storageClassName": "fast",
+                    "resources": {"requests": {"storage": "10Gi"}},
+                },
+            }}},
+        ],
+        "volumeMounts": [
+            {"name": "scratch", "mountPath": "/scratch", "subPath": "a"},
+            {"name": "host", "mountPath": "/dev/dri", "readOnly": True, "mountPropagation": "None"},
+        ],
+        "securityContext": {
+            "runAsUser": 1000, "fsGroup": 1000, "supplementalGroups": [44], "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"}, "sysctls": [{"name": "kernel.shm_rmid_forced", "value": "1"}],
+        },
+        "labels": {"app": "a", "app.kubernetes.io/part-of": "b"},
+        "annotations": {"example.com/gpu-memory": "1", "nvidia.com/other": "x"},
+        "resources": {"limits": {"rdma/hca": 1, "cpu": "4", "nvidia.com/other": "1"}},
+    },
+}  # fmt: skip
+"""A spec in which every part of a pod occurs that a Model may set."""
+
+LENIENT: list[tuple[str, Object]] = [
+    *(
+        (f"the name of a variable, {name}", model("a", env={name: "0"}))
+        for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "PILOTLIGHT_X", "POD_IP", "CUDA_MPS_PIPE", "A=B")
+    ),
+    ("a variable that is a number", model("a", env={"A": 1})),
+    ("a variable that is a boolean", model("a", env={"A": True})),
+    ("a variable of two sources", model("a", env={"A": {"valueFrom": {}}})),
+    ("the form of a label", pod(labels={"a": "b c"})),
+    ("the form of a node's label", pod(nodeSelector={"a b": "c"})),
+    ("the form of an amount", pod(resources={"limits": {"cpu": "many"}})),
+    ("the name of an object", pod(serviceAccountName="A B")),
+    ("an unknown placeholder", model("a", command=["{port}", "{unknown}"])),
+    (
+        "an adapter called as another name",
+        model("a", aliases=["a:x"], adapters=[{"name": "x", "artifact": "file:///x"}]),
+    ),
+]
+"""What Pilotlight refuses and the API server accepts: CEL cannot express these rules, or their cost is too high."""
+
+STRICTER: list[tuple[str, Object]] = [
+    ("a mount without a path", pod(volumes=[{"name": "x", "emptyDir": {}}], volumeMounts=[{"name": "x"}])),
+    ("an amount of another type", pod(volumes=[{"name": "x", "emptyDir": {"sizeLimit": []}}])),
+    ("a field of another type", pod(securityContext={"runAsUser": "root"})),
+    ("an empty value", pod(volumes=[{"name": "x", "emptyDir": None}])),
+    ("a name longer than Kubernetes' own", pod(volumes=[{"name": "x" * 64, "emptyDir": {}}])),
+]
+"""What the API server refuses and Pilotlight does not check: the types of Kubernetes. Such a pod could not be made, but
+for an empty value.
+"""
 
 
 def sentence(wrong: Object) -> WrongKeyError:
@@ -105,6 +208,111 @@ async def test_weights_of_a_registry_are_taken_of_files_and_of_resources(served:
         taken["metadata"]["name"] = f"a{name}"
         assert isinstance(one(taken).spec, ModelSpec), "no file is refused for it"
         await served.create(models(namespace), taken)
+
+
+async def test_the_api_server_accepts_what_pilotlight_accepts_and_keeps_all_of_it(served: Api, namespace: str) -> None:
+    written = model("a", **MADE_OF_ALL)
+    assert isinstance(one(written).spec, ModelSpec)
+    made = await served.create(f"{models(namespace)}?fieldValidation=Strict", written)
+    for key in ("affinity", "volumes", "volumeMounts", "securityContext", "labels", "annotations"):
+        assert made["spec"]["pod"][key] == written["spec"]["pod"][key], key
+    assert made["spec"]["env"] == written["spec"]["env"]
+    assert one(document("Model", "a", spec=made["spec"])) == one(written)
+
+
+async def test_only_listed_rules_of_pilotlight_are_not_those_of_the_api_server(served: Api, namespace: str) -> None:
+    for what, wrong in LENIENT:
+        assert sentence(wrong), what
+        await served.create(f"{models(namespace)}?dryRun=All", wrong)
+    for what, wrong in STRICTER:
+        assert isinstance(one(wrong).spec, ModelSpec), what
+        assert "spec.pod." in await refusal(served, models(namespace), wrong), what
+
+
+async def test_each_amount_and_each_choice_of_devices_is_refused_by_both(served: Api, namespace: str) -> None:
+    amounts = {**dict.fromkeys(AMOUNTS, True), **{f"{begin}x": True for begin in AMOUNTS_BEGIN}}
+    for name, is_reserved in (amounts | {"cpu": False, "rdma/hca": False, "nvidia.com/other": False}).items():
+        for at in ("requests", "limits"):
+            await agree(served, namespace, model("a", resources={at: {name: 1}}), is_reserved=is_reserved)
+    choices = {**dict.fromkeys(CHOICES, True), **{f"{begin}x": True for begin in CHOICES_BEGIN}}
+    for name, is_reserved in (choices | {"example.com/note": False, "nvidia.com/other": False}).items():
+        await agree(served, namespace, pod(annotations={name: "1"}), is_reserved=is_reserved)
+
+
+async def agree(api: Api, namespace: str, written: Object, *, is_reserved: bool) -> None:
+    """Both refuse it with the same sentence, or neither does."""
+    path = f"{models(namespace)}?dryRun=All"
+    if is_reserved:
+        assert sentence(written).message in await refusal(api, path, written)
+    else:
+        assert isinstance(one(written).spec, ModelSpec)
+        await api.create(path, written)
+
+
+def nested(levels: int) -> msgspec.Raw:
+    return msgspec.Raw(b'{"a":' * levels + b"1" + b"}" * levels)
+
+
+DEEP: list[tuple[str, Callable[[msgspec.Raw], Object]]] = [
+    ("affinity", lambda value: {"affinity": {"podAffinity": value}}),
+    ("its parts", lambda value: {"affinity": value}),
+    ("volumes", lambda value: {"volumes": [{"name": "x", "emptyDir": value}]}),
+    ("their parts", lambda value: {"volumes": [{"name": "x", "emptyDir": {}, "a": value}]}),
+    (
+        "mounts",
+        lambda value: {
+            "volumes": [{"name": "x", "emptyDir": {}}],
+            "volumeMounts": [{"name": "x", "mountPath": "/x", "a": value}],
+        },
+    ),
+    ("securityContext", lambda value: {"securityContext": {"seLinuxOptions": value}}),
+]
+
+
+@pytest.mark.parametrize(("what", "fields"), DEEP, ids=[what for what, _ in DEEP])
+async def test_no_field_of_a_spec_keeps_values_that_are_nested_deeply(
+    served: Api, namespace: str, what: str, fields: Callable[[msgspec.Raw], Object]
+) -> None:
+    deep = pod(**fields(nested(1_100)))
+    with pytest.raises(ApiError, match="unknown field") as caught:
+        await served.create(f"{models(namespace)}?fieldValidation=Strict", deep)
+    assert caught.value.status == 400
+    made = await served.create(models(namespace), deep)  # the answer can be decoded: what is unknown is dropped
+    assert one(document("Model", "a", spec=made["spec"])), what
+
+
+@pytest.mark.parametrize(
+    "value", [nested(1_100), msgspec.Raw(b"[" * 1_100 + b"]" * 1_100), {"valueFrom": nested(1_100)}]
+)
+async def test_a_variable_has_no_nested_value(served: Api, namespace: str, value: object) -> None:
+    path = f"{models(namespace)}?fieldValidation=Strict"
+    with pytest.raises(ApiError, match=r"spec\.env\.A|unknown field"):
+        await served.create(path, model("a", env={"A": value}))
+
+
+async def test_types_of_pods_are_those_of_the_api_server(api: Api) -> None:
+    """Another version of Kubernetes may have more fields, which would be dropped."""
+    found = (await api.get("/openapi/v3/api/v1"))["components"]["schemas"]
+    by_name = {name.rpartition(".")[2]: schema for name, schema in found.items() if ".v1." in name}
+    for name, fields in TYPES.items():
+        if name not in {"Affinity", "Metadata"}:
+            schema = by_name[name]
+            required = schema.get("required", ())
+            expected = {f"{key}!" if key in required else key: kind_of(of) for key, of in schema["properties"].items()}
+            assert fields == expected, name
+
+
+def kind_of(schema: Object) -> str:
+    """A schema of OpenAPI in the notation of `pod_types`."""
+    schema = schema["allOf"][0] if "allOf" in schema else schema
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition(".")[2]
+        return "Metadata" if name == "ObjectMeta" else name
+    if schema["type"] == "array":
+        return f"{kind_of(schema['items'])}[]"
+    if schema["type"] == "object":
+        return f"{kind_of(schema['additionalProperties'])}{{}}"
+    return {"boolean": "bool", "integer": str(schema.get("format"))}.get(schema["type"], str(schema["type"]))
 
 
 def test_every_rule_is_seen_to_refuse() -> None:
