@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object
-from autoscaler.drivers.kubernetes.unreadable import UnreadableObjects
 from autoscaler.drivers.kubernetes.lease import Elector
+from autoscaler.drivers.kubernetes.unreadable import UnreadableObjects
 from autoscaler.model import Model
 from autoscaler.names import Origin
 from autoscaler.observations import ReplicaSeen, Seen

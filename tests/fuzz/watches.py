@@ -31,7 +31,7 @@ from autoscaler.drivers.kubernetes.api import Api, Object, UnreachableError
 from autoscaler.drivers.kubernetes.cordons import NodeCordons
 from autoscaler.drivers.kubernetes.customs import Customs
 from autoscaler.drivers.kubernetes.cutting import NodeCutter
-from autoscaler.drivers.kubernetes.decoding import Unreadable, read_event
+from autoscaler.drivers.kubernetes.decoding import read_event
 from autoscaler.drivers.kubernetes.disruptions import Disruptions
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.gateways import GatewayPods
@@ -39,6 +39,7 @@ from autoscaler.drivers.kubernetes.inventory import Inventory
 from autoscaler.drivers.kubernetes.kubeai import KubeaiModels
 from autoscaler.drivers.kubernetes.lease import Elector
 from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
+from autoscaler.drivers.kubernetes.unreadable import Unreadable
 from autoscaler.drivers.kubernetes.watching import INITIAL_END, Watched
 from autoscaler.installation import Installation
 from autoscaler.quantity import Bytes

@@ -20,7 +20,7 @@ from kubernetes.aio import client
 from autoscaler.drivers.kubernetes.access import Access
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from autoscaler.drivers.kubernetes.budget import Budget
-from autoscaler.drivers.kubernetes.decoding import Unreadable
+from autoscaler.drivers.kubernetes.unreadable import Unreadable
 from autoscaler.drivers.kubernetes.watching import GONE, INITIAL_END
 
 WAY_S = 0.001

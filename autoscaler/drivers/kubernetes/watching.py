@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -22,6 +23,7 @@ from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, Unreachable
 from autoscaler.drivers.kubernetes.hearing import Hearing
 from autoscaler.drivers.kubernetes.unreadable import Unreadable
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WATCH_S = (290.0, 350.0)
