@@ -188,8 +188,8 @@ OBJECT: dict[str, Callable[[], str]] = {
     "short texts": _affinity('"ab",', "0"),
     "numbers": _affinity("1e5,", "0"),
     "large numbers": _affinity("9223372036854775807,", "0"),
-    "nested lists": lambda: event(filled("[", size=OBJECT_BYTES // 2) + filled("]", size=OBJECT_BYTES // 2)),
-    "nested objects without end": lambda: event(filled('{"a":', size=OBJECT_BYTES)),
+    "nested lists": lambda: event("[" * (OBJECT_BYTES // 2 - 200) + "]" * (OBJECT_BYTES // 2 - 200)),
+    "nested objects without end": lambda: event(filled('{"a":', size=OBJECT_BYTES - 400)),
     "many names": lambda: event('{"pod":{"affinity":{' + ",".join(f'"{n:x}":{{}}' for n in range(120_000)) + "}}}"),
     "annotations": lambda: event(metadata=',"annotations":{' + ",".join(f'"{n:x}":""' for n in range(140_000)) + "}"),
     "managed fields": lambda: event(
