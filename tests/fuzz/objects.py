@@ -151,6 +151,7 @@ async def _run(kind: Kind, line: bytes) -> None:
     watched = made[kind.position].watched
     with contextlib.suppress(DoneError):
         await watched.run()
+    assert not watched.fault, watched.fault
     for one in watched.items.values():
         assert not (wrong := misfit(one)), f"{type(one).__name__} {wrong}"
     use()

@@ -106,6 +106,12 @@ def _safetensors() -> Target:
     return Target(weights.folders, weights.FOLDER_SEEDS, weights.FOLDER_WORDS, weights.folder_case)
 
 
+def _port() -> Target:
+    from tests.fuzz import port
+
+    return Target(port.port, port.SEEDS, port.WORDS)
+
+
 MADE: dict[str, Callable[[], Target]] = {
     "requests": _requests,
     "answers": _answers,
@@ -120,6 +126,7 @@ MADE: dict[str, Callable[[], Target]] = {
     "yaml": _yaml,
     "gguf": _gguf,
     "safetensors": _safetensors,
+    "port": _port,
 }
 """A target imports what it tests when it is made: atheris takes seconds to import all of them."""
 

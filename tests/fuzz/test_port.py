@@ -15,7 +15,6 @@ def test_responses_of_pilotlight_are_shown(data: bytes) -> None:
     port.port(data)
 
 
-@pytest.mark.xfail(strict=True, reason="the commands do not decode responses into types yet")
 def test_responses_of_other_servers_are_errors_of_one_line() -> None:
     for number in range(examples(1_500)):
         port.port(port.case(Random(number)))

@@ -59,7 +59,7 @@ MAKERS: Final = frozenset({"Watched", "self._kinds.add"})
 BOOKMARK: Final = ("BOOKMARK", {"metadata": {"resourceVersion": "9", "annotations": {INITIAL_END: "true"}}})
 
 
-class DoneError(Exception):
+class DoneError(BaseException):
     """The watch has told everything."""
 
 

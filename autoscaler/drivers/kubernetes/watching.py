@@ -99,6 +99,8 @@ class Watched(Generic[T]):
         """All that is there has been told once."""
         self.trouble = ""
         """Why nothing is heard now; empty while all is well."""
+        self.fault = ""
+        """The last exception of who was told that was contained; empty: there was none."""
         self.gap = False
         """What is told now came to be unseen: everything was read anew. How a thing that is gone ended is not known."""
 
@@ -134,7 +136,8 @@ class Watched(Generic[T]):
                 raise
             except Exception as error:  # noqa: BLE001  a fault of what is told must not end the process
                 _log.error("event=degraded in=%r error=%s", f"watch {self._path}", described(error))
-                self.trouble, self._version = described(error), None
+                self.trouble = self.fault = described(error)
+                self._version = None
             if self._heard or loop.time() - began_s >= LASTED_S:
                 wait_s = RETRY_S
                 if not self.trouble:
