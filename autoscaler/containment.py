@@ -2,27 +2,25 @@
 
 Decisions are pure functions of a World, so the Model at fault is found by computing a decision again without some
 Models (`culprits`): the planner and the fold need not know of faults. `World.faults` lists quarantined Models, see
-`autoscaler.fold_faults`. The planner gets `masked(world)`, where Replicas of quarantined Models keep their room under
-another name. Pure.
-
-Invariants: in a masked World, Replicas of a quarantined Model keep their Slices, their state and the Tenants that they
-are for, and cannot be evicted; nothing of another Model differs.
+`autoscaler.fold_faults`. The planner gets a World in which their Replicas keep their room under another name
+(`autoscaler.masking`). Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
-from pathlib import PurePath
 from typing import Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from autoscaler.actions import AcquireLease, Acted, Action, FailStart, StartReplica
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.faults import Failure, attempt, described, succeeds
 from autoscaler.fold import Observation, fold
 from autoscaler.fold_faults import quarantined
-from autoscaler.model import Model, ModelSpec
+from autoscaler.masking import supposing
+from autoscaler.model import Model
 from autoscaler.observations import (
     DocumentsSeen,
     FaultSeen,
@@ -34,36 +32,12 @@ from autoscaler.observations import (
     Transition,
 )
 from autoscaler.ordered import ModelStopped, ModelWoken
-from autoscaler.world import Fault, World
+from autoscaler.world import World
 
 CULPRITS_MAX: Final = 16
 """An exception that more Models cause at once is not theirs, but a defect that any Model may cause."""
-PINNED: Final = 2_000_000_000
-"""Priority of what cannot be evicted: above the highest that a document may have."""
-NEVER_S: Final = 1e9
-"""A moment that the monotonic clock does not reach."""
-REASON_MAX: Final = 300
-"""Characters of a reason."""
 
-T = TypeVar("T")
-V = TypeVar("V")
 Name = TypeVar("Name", bound=Hashable)
-
-
-class Failure(NamedTuple):
-    """What `attempt` returns instead of a result."""
-
-    error: Exception
-
-
-def attempt(compute: Callable[[], T]) -> T | Failure:
-    """What `compute` returns, or its exception. MemoryError passes through, and so does cancellation."""
-    try:
-        return compute()
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
-        return Failure(error)
 
 
 def culprits(names: Sequence[Name], works: Callable[[Collection[Name]], bool]) -> tuple[Name, ...]:
@@ -108,71 +82,6 @@ def suspected(names: Iterable[ModelName], error: Exception) -> list[ModelName]:
                 rank[ModelName(name)] = depth
         trace = trace.tb_next
     return sorted(known, key=lambda name: (rank.get(name, 0), name))
-
-
-def described(error: BaseException) -> str:
-    """The exception in one line: its type, the function that raised it, and its message."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = ""
-    if trace is not None:
-        code = trace.tb_frame.f_code
-        where = f" in {PurePath(code.co_filename).name}:{trace.tb_lineno} {code.co_name}"
-    text = " ".join(ascii(str(error))[1:-1].split())[:REASON_MAX]
-    return f"{type(error).__name__}{where}" + (f": {text}" if text else "")
-
-
-def supposing(world: World, names: Collection[ModelName]) -> World:
-    """The World in which these are quarantined, too."""
-    if not names:
-        return world
-    fault = Fault(reason="", seen_s=0.0, until_s=NEVER_S)
-    return replace(world, faults={**world.faults, **dict.fromkeys(names, fault)})
-
-
-# --- the World without some Models ------------------------------------------------------------------------------------
-
-
-def masked(world: World, names: Collection[ModelName] | None = None) -> World:
-    """The World as the planner may see it while `names` (None: those quarantined now) are quarantined.
-
-    Their Replicas belong to stand-ins that want nothing. A stand-in of a Model that an operator stopped is missing, so
-    that its Replicas drain.
-    """
-    out = quarantined(world) if names is None else frozenset(names)
-    if not out:
-        return world
-    aliases = {name: ModelName(f"{name} (quarantined)") for name in out}
-    models = {name: model for name, model in world.models.items() if name not in out}
-    by_model = _without(world.by_model, out)
-    stops = _without(world.stops, out)
-    replicas = dict(world.replicas)
-    for name in out:
-        ids = world.by_model.get(name, ())
-        for id in ids:
-            replicas[id] = replace(replicas[id], model=aliases[name], move=None)
-        if name in world.stops or name not in world.models:
-            by_model[aliases[name]] = ids
-        else:
-            models[aliases[name]] = _stand_in(world.models[name], aliases[name])
-        if name in world.stops:
-            stops[aliases[name]] = world.stops[name]
-    hidden = {id for name in out for id in world.by_model.get(name, ())}
-    rented = replace(world.rented, guests=world.rented.guests - hidden, idlers=world.rented.idlers - out)
-    return replace(
-        world, models=models, by_model=by_model, replicas=replicas, stops=stops, rented=rented,
-        loads=_without(world.loads, out), histories=_without(world.histories, out),
-    )  # fmt: skip
-
-
-def _stand_in(model: Model, name: ModelName) -> Model:
-    spec = ModelSpec(engine="command", tenants=model.spec.tenants, priority=PINNED, paused=True)
-    return Model(name=name, spec=spec, memory_bytes=model.memory_bytes)
-
-
-def _without(mapping: Mapping[ModelName, V], names: Collection[ModelName]) -> dict[ModelName, V]:
-    return {name: value for name, value in mapping.items() if name not in names}
 
 
 # --- a fold of observations some of which raise -----------------------------------------------------------------------
@@ -226,11 +135,6 @@ def _culprits_of(world: World, one: Observation, error: Exception, now_s: float)
 def _rest(world: World, one: Observation, names: Collection[ModelName]) -> tuple[Observation, ...]:
     rest = without(world, one, names)
     return () if rest is None else (rest,)
-
-
-def succeeds(compute: Callable[[], object]) -> bool:
-    """Whether `compute` raises nothing."""
-    return not isinstance(attempt(compute), Failure)
 
 
 def key_of(one: Observation) -> Hashable:

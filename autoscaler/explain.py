@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from autoscaler import demand, sizing, weightwords
 from autoscaler.actions import Plan
 from autoscaler.compare import absent, force_of, start_after_s
-from autoscaler.containment import masked
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.crowded import misplaced
 from autoscaler.demand import NO_HISTORY, NO_LOAD, Wanted
@@ -22,6 +21,7 @@ from autoscaler.fold_faults import quarantined
 from autoscaler.lessons import told
 from autoscaler.log import Log, Refused
 from autoscaler.log import Row as LogRow
+from autoscaler.masking import masked
 from autoscaler.model import Model
 from autoscaler.observations import Transition
 from autoscaler.offered import Step, ladder

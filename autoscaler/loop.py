@@ -36,27 +36,17 @@ from autoscaler.actions import (
     StopReplica,
 )
 from autoscaler.capacity.base import Supplier
-from autoscaler.containment import (
-    Failure,
-    attempt,
-    culprits,
-    described,
-    fold_apart,
-    key_of,
-    masked,
-    model_of,
-    succeeds,
-    supposing,
-    suspected,
-)
+from autoscaler.containment import culprits, fold_apart, key_of, model_of, suspected
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.cuttable import CutRefused
 from autoscaler.deficits import ORDERS_MAX
 from autoscaler.drivers.base import Cutter, Driver
+from autoscaler.faults import Failure, attempt, described, succeeds
 from autoscaler.fold import Observation, fold
 from autoscaler.fold_faults import quarantined
 from autoscaler.inbox import Inbox
 from autoscaler.leases import LeaseRefused
+from autoscaler.masking import masked, supposing
 from autoscaler.observations import FaultSeen, Granted, StartSeen, Tick, Transition
 from autoscaler.plan import Planner
 from autoscaler.winddown import wind_down

@@ -25,7 +25,6 @@ from aiohttp import web
 
 from autoscaler import nodeintake, publish
 from autoscaler.actions import Unmet
-from autoscaler.containment import Failure, attempt
 from autoscaler.contract import (
     ID_PATTERN,
     NAME_PATTERN,
@@ -40,6 +39,7 @@ from autoscaler.contract import (
     decoder,
 )
 from autoscaler.door import Door, Role, permits
+from autoscaler.faults import Failure, attempt
 from autoscaler.fold_reports import repeats
 from autoscaler.loop import Loop, Step
 from autoscaler.nodetelling import NodeTelling

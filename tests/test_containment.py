@@ -9,11 +9,13 @@ from msgspec.structs import replace
 
 from autoscaler import api, explain, publish
 from autoscaler.actions import DrainReplica
-from autoscaler.containment import CULPRITS_MAX, culprits, described, masked, supposing
+from autoscaler.containment import CULPRITS_MAX, culprits
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, Report
+from autoscaler.faults import described
 from autoscaler.fold_faults import TRIAL_S
 from autoscaler.log import Log
 from autoscaler.loop import RETRY_S_MAX
+from autoscaler.masking import masked, supposing
 from autoscaler.model import Model
 from autoscaler.observations import DocumentsSeen, FaultSeen, GatewaySeen, ReplicaSeen, Reported, Seen, Tick
 from autoscaler.ordered import ModelStopped, ModelWoken

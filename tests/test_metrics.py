@@ -78,6 +78,8 @@ def test_the_names_that_are_promised_are_all_there() -> None:
         "pilotlight_machines_coming": "gauge",
         "pilotlight_lesson_kinds": "gauge",
         "pilotlight_unreadable_objects": "gauge",
+        "pilotlight_models_quarantined": "gauge",
+        "pilotlight_degraded": "gauge",
         "pilotlight_leader": "gauge",
     }
 

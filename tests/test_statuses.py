@@ -21,7 +21,7 @@ from autoscaler.drivers.kubernetes.subjects import Subject
 from autoscaler.loop import Step
 from autoscaler.model import Model
 from autoscaler.world import Load, World
-from tests.kit.faults import raised
+from tests.kit.contained import raised
 from tests.kit.recut import town
 from tests.kit.worlds import T0, device, model, replica, world
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from autoscaler.containment import described
 from autoscaler.contract import ModelName
 from autoscaler.drivers.base import Observe
+from autoscaler.faults import described
 from autoscaler.observations import FaultSeen
 
 NOBODY = ModelName("")

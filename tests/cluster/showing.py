@@ -18,7 +18,7 @@ from autoscaler.installation import CUSTOMS, FILES, Installation
 from autoscaler.names import Origin
 from autoscaler.observations import DocumentsSeen, Seen
 from autoscaler.world import World
-from tests.kit.faults import raised
+from tests.kit.contained import raised
 from tests.kit.folding import reported
 from tests.kit.observed import seen_of
 from tests.kit.steps import SteppedLoop

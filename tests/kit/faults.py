@@ -1,4 +1,4 @@
-"""Faults that tests inject into the product, and what makes every other contained fault a failure."""
+"""Faults that tests inject into the product. Every other contained fault is a failure (`tests.kit.contained`)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,8 @@ from autoscaler.contract import ModelName
 from autoscaler.model import Model
 
 
-class ContainedFaultError(BaseException):
-    """An exception was contained that no test injected. Not an Exception, so that nothing contains it again."""
-
-
 class InjectedError(Exception):
     """What `inject` raises."""
-
-
-def raised(model: ModelName | None, what: str, error: Exception | str) -> None:
-    """Stands for `report_fault` where no fault is expected."""
-    reason = f"{what}: {error} (model {model})"
-    raise ContainedFaultError(reason) from (error if isinstance(error, Exception) else None)
 
 
 class Faults(NamedTuple):

@@ -18,7 +18,6 @@ from functools import partial
 from msgspec.structs import replace
 
 from autoscaler.attached import Groups
-from autoscaler.containment import Failure, attempt, described
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import Launcher, NodeSupply, Observe
@@ -37,6 +36,7 @@ from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.refused import Refused
 from autoscaler.drivers.kubernetes.told import is_news, is_of, seen_in, unbound
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
+from autoscaler.faults import Failure, attempt, described
 from autoscaler.model import Model
 from autoscaler.nodewants import Laid
 from autoscaler.observations import ReplicaSeen, Seen, Synced

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from autoscaler.actions import Unmet
-from autoscaler.containment import Failure, attempt, described, masked
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes import status
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
@@ -28,7 +27,9 @@ from autoscaler.drivers.kubernetes.kinds import collections
 from autoscaler.drivers.kubernetes.status import NO_STATUS, Clocks, Status
 from autoscaler.drivers.kubernetes.subjects import Subject
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
+from autoscaler.faults import Failure, attempt, described
 from autoscaler.fitting import as_before, misfits
+from autoscaler.masking import masked
 from autoscaler.podspec import API_VERSION
 from autoscaler.world import World
 

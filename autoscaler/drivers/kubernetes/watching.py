@@ -18,10 +18,10 @@ import random
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from autoscaler.containment import described
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.hearing import Hearing
 from autoscaler.drivers.kubernetes.unreadable import Unreadable
+from autoscaler.faults import described
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

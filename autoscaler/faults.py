@@ -1,0 +1,49 @@
+"""Exceptions as values: what computing something returned, or its exception, in one line for people. Pure.
+
+MemoryError is never contained, and neither are cancellation and the other exceptions that are no Exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar
+
+REASON_MAX: Final = 300
+"""Characters of the message of an exception."""
+
+T = TypeVar("T")
+
+
+class Failure(NamedTuple):
+    """What `attempt` returns instead of a result."""
+
+    error: Exception
+
+
+def attempt(compute: Callable[[], T]) -> T | Failure:
+    """What `compute` returns, or its exception. MemoryError passes through, and so does cancellation."""
+    try:
+        return compute()
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+        return Failure(error)
+
+
+def succeeds(compute: Callable[[], object]) -> bool:
+    """Whether `compute` raises nothing."""
+    return not isinstance(attempt(compute), Failure)
+
+
+def described(error: BaseException) -> str:
+    """The exception in one line: its type, the function that raised it, and its message."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = ""
+    if trace is not None:
+        code = trace.tb_frame.f_code
+        file = code.co_filename.rpartition("/")[2]
+        where = f" in {file}:{trace.tb_lineno} {code.co_name}"
+    text = " ".join(ascii(str(error))[1:-1].split())[:REASON_MAX]
+    return f"{type(error).__name__}{where}" + (f": {text}" if text else "")
