@@ -8,17 +8,21 @@ and counted.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autoscaler.capacity.server import AT_HAND, NOT_FOUND, AnswerError, Object
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Hashable
 
     from autoscaler.drivers.kubernetes.api import Api
     from autoscaler.drivers.kubernetes.unreadable import Unreadable
     from autoscaler.drivers.kubernetes.watching import Change, Watched
+
+KEPT_S = 600.0
+"""How long an unreadable object of a list counts that is not requested again."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Objects:
         self._writes, self._reads = writes, reads
         self._watched: dict[str, Watched[_Kept]] = {}
         """Whole lists, by path."""
+        self._forgetting: dict[Hashable, asyncio.TimerHandle] = {}
+        """By list, when its unreadable objects are no longer counted."""
 
     def unix_s(self) -> float:
         """See Server."""
@@ -67,11 +73,24 @@ class Objects:
             if error.status == NOT_FOUND:
                 return []
             raise AnswerError(error.status, error.reason, error.message) from error
-        listed = (path, *sorted(query.items()))
-        self._reads.unreadable.keep(listed, {(one.namespace, one.name) for one in skipped})
-        for one in skipped:
-            self._reads.unreadable.add(listed, one, path)
+        self._skip((path, *sorted(query.items())), path, skipped)
         return found
+
+    def _skip(self, listed: Hashable, path: str, skipped: list[Unreadable]) -> None:
+        """Records what a list contains that cannot be decoded, until the next such list, or for KEPT_S."""
+        timer = self._forgetting.pop(listed, None)
+        if timer is not None:
+            timer.cancel()
+        unreadable = self._reads.unreadable
+        unreadable.keep(listed, {(one.namespace, one.name) for one in skipped})
+        for one in skipped:
+            unreadable.add(listed, one, path)
+        if skipped:
+            self._forgetting[listed] = asyncio.get_running_loop().call_later(KEPT_S, self._forget, listed)
+
+    def _forget(self, listed: Hashable) -> None:
+        del self._forgetting[listed]
+        self._reads.unreadable.forget(listed)
 
     async def follow(
         self, path: str, read: Callable[[Object], object], changed: Callable[[], None], **query: str

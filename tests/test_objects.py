@@ -11,7 +11,7 @@ from autoscaler.drivers.kubernetes.api import Api, UnreachableError
 from autoscaler.drivers.kubernetes.decoding import Page
 from autoscaler.drivers.kubernetes.unreadable import Unreadable, UnreadableObjects
 from autoscaler.drivers.kubernetes.watching import INITIAL_END, RETRY_S_MAX
-from pilotlight.objects import Objects
+from pilotlight.objects import KEPT_S, Objects
 from tests.sim.virtual import run
 
 PATH = "/apis/test/things"
@@ -108,5 +108,11 @@ def test_an_object_of_a_list_that_cannot_be_decoded_is_left_out_and_counted() ->
         api.odd = []
         await server.items(PATH)
         assert api.unreadable.counts() == {}
+        api.odd = [Unreadable("NodeClaim", "", "odd", "3", "nested")]
+        await server.items(PATH)
+        await asyncio.sleep(KEPT_S - 1.0)
+        assert api.unreadable.counts() == {"NodeClaim": 1}
+        await asyncio.sleep(2.0)
+        assert api.unreadable.counts() == {}, "it is not known whether the object still exists"
 
     run(scenario())

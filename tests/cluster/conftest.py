@@ -76,15 +76,19 @@ async def tell(api: Api, namespace: str) -> None:
         print("event", event["involvedObject"]["name"], event["reason"], event.get("message", ""))
 
 
+def programs() -> Path:
+    """Of a control plane. Skips the test where they cannot be built."""
+    named = os.environ.get("PILOTLIGHT_TESTPLANE")
+    try:
+        return Path(named) if named else build()
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     """One for all tests of the run."""
-    named = os.environ.get("PILOTLIGHT_TESTPLANE")
-    try:
-        programs = Path(named) if named else build()
-    except BuildError as error:
-        pytest.skip(str(error))
-    one = Plane(tmp_path_factory.mktemp("plane"), programs)
+    one = Plane(tmp_path_factory.mktemp("plane"), programs())
     one.start()
     yield one
     one.stop()

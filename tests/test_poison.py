@@ -1,0 +1,17 @@
+"""The poisoned objects of the cluster tests are of every kind that Pilotlight lists or watches."""
+
+from __future__ import annotations
+
+from tests.cluster import poison
+
+
+def test_each_listed_kind_has_poisoned_objects() -> None:
+    """A new kind needs an entry in `tests.cluster.poison.ALL`."""
+    assert {(one.group, one.plural) for one in poison.ALL} == poison.listed()
+
+
+def test_each_kind_has_several_objects_that_can_be_written() -> None:
+    for one in poison.ALL:
+        found = list(poison.bodies(one))
+        assert len(found) > 2 * len(poison.LEVELS), one
+        assert not any("name" in body.get("metadata", {}) for body in found), one
