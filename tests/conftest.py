@@ -31,7 +31,8 @@ def many_files() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_contained_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault that the loop contains fails the test, unless the test replaces `report_fault` itself."""
-    loop = sys.modules.get("autoscaler.loop")
-    if loop is not None:
-        monkeypatch.setattr(loop, "report_fault", raised)
+    """A fault that is contained fails the test, unless the test replaces `report_fault` itself."""
+    for name in ("autoscaler.loop", "autoscaler.drivers.kubernetes.watching"):
+        module = sys.modules.get(name)
+        if module is not None:
+            monkeypatch.setattr(module, "report_fault", raised)

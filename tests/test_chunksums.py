@@ -20,13 +20,15 @@ from artifacts.referrers import referrers
 from artifacts.refusals import MismatchError
 from artifacts.store import Store
 from artifacts.transport import Site
-from tests.kit import packed
+from tests.kit import packed, pulled
 from tests.kit.fake_registry import FakeRegistry, StillClock, part_of
 from tests.kit.packed import NAME
-from tests.kit.pulled import CONTENT, small
+from tests.kit.pulled import small
+from tests.kit.weight_files import as_gguf
 
 pytestmark = pytest.mark.standard
 
+CONTENT = as_gguf(pulled.CONTENT)
 FILES = {"model.gguf": CONTENT}
 BAD = 5
 """The part that lies, of 16."""

@@ -10,6 +10,7 @@ import pytest
 
 from autoscaler.drivers.kubernetes.api import Api, Object
 from autoscaler.drivers.kubernetes.kinds import TOGETHER_S, Kinds
+from autoscaler.drivers.kubernetes.unreadable import UnreadableObjects
 from autoscaler.drivers.kubernetes.watching import INITIAL_END
 from tests.sim.virtual import run
 
@@ -22,6 +23,7 @@ class Told:
 
     def __init__(self, after_s: dict[str, float]) -> None:
         self._after_s = after_s
+        self.unreadable = UnreadableObjects()
 
     async def check(self, path: str) -> None:
         """As `Api.check`: it can be listed."""

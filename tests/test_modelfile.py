@@ -51,7 +51,7 @@ def test_llama_cpp_needs_a_gguf_however_it_is_called(tmp_path: Path) -> None:
     path.write_bytes(b"hello there")
     assert wrong("llama.cpp", path) == f"{path}: not a GGUF file; put a whole GGUF file there, {CORRECT}"
     assert wrong("vllm", path) == ""
-    assert wrong("llama.cpp", tmp_path).startswith(f"{tmp_path}: Is a directory")
+    assert wrong("llama.cpp", tmp_path).startswith(f"{tmp_path}: it is no regular file")
 
 
 @pytest.mark.parametrize("engine", ["command", "ollama"])

@@ -7,7 +7,8 @@ none report what failed. MemoryError and cancellation pass through.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from types import CoroutineType
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.base import Observe
@@ -53,8 +54,19 @@ def faults_of(model: ModelName, observe: Observe) -> Callable[[str], None]:
     return report
 
 
-async def once(work: Awaitable[object], report: Callable[[str], None]) -> None:
-    """Runs what cannot be tried again by itself."""
+def begin(
+    tasks: asyncio.TaskGroup, work: Coroutine[object, object, None], report: Callable[[str], None]
+) -> asyncio.Task[None]:
+    """A task of what cannot be tried again by itself. It is shown under the name of `work`."""
+    made = _once(work, report)
+    if isinstance(made, CoroutineType) and isinstance(work, CoroutineType):
+        made.__qualname__ = work.__qualname__
+    task = tasks.create_task(made)
+    task.add_done_callback(lambda _: work.close())  # one that is cancelled before its first step never awaits it
+    return task
+
+
+async def _once(work: Awaitable[None], report: Callable[[str], None]) -> None:
     try:
         await work
     except MemoryError:

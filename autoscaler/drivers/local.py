@@ -26,7 +26,7 @@ from autoscaler.drivers import diskspace, logs, processes
 from autoscaler.drivers.base import Launch, Launcher, Observe, Supply, Weights
 from autoscaler.drivers.bringing import bring, nothing_to_bring
 from autoscaler.drivers.clearing import EXITED, kill_all, prove
-from autoscaler.drivers.contained import NOBODY, faults_of, once, persist
+from autoscaler.drivers.contained import NOBODY, begin, faults_of, persist
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.engine import Engine, record_of, unknown
 from autoscaler.drivers.ports import HOST, Ports
@@ -120,7 +120,7 @@ class LocalDriver:
             return
         self._engines[replica.id] = waiting
         report = faults_of(replica.model, self._observe)
-        self._tasks.create_task(once(self._bring(waiting, coming, replica), report))
+        begin(self._tasks, self._bring(waiting, coming, replica), report)
         self._see(waiting, Seen.STARTING)
 
     async def _bring(self, waiting: Engine, coming: Awaitable[Weights], replica: Replica) -> None:

@@ -32,11 +32,13 @@ from artifacts.store import Store
 from artifacts.verify import verify
 from pilotlight.cli import cli
 from tests.kit.fake_registry import FakeRegistry
+from tests.kit.weight_files import as_gguf, as_safetensors
 
 REGION = "eu-test-1"
 NAMES = ("a b+c.txt", "ünï/日本語.txt", "100%25 &=?#;,@$!'()*[].txt", "~-._/x.txt", "deep/er/<&amp;>.txt")
 """Of objects; a path has no place for others (`artifacts.paths`)."""
-WEIGHTS = hashlib.shake_128(b"weights").digest(300_000)
+WEIGHTS = as_gguf(hashlib.shake_128(b"weights").digest(300_000))
+OTHERS = as_gguf(WEIGHTS[::-1])
 MANY = 1003
 """Objects: more than a page has."""
 
@@ -81,7 +83,9 @@ class BucketContract:
     """The promises of `artifacts.bucket`, where a store keeps its own."""
 
     async def test_all_below_a_prefix_comes_under_its_names(self, rig: Rig, tmp_path: Path) -> None:
-        below = {"model.safetensors": WEIGHTS, "empty.txt": b""} | {name: name.encode() for name in NAMES}
+        below = {"model.safetensors": as_safetensors(WEIGHTS), "empty.txt": b""} | {
+            name: name.encode() for name in NAMES
+        }
         for name, content in below.items():
             await rig.put(f"llama 8b/{name}", content)
         await rig.put("llama 8b/", b"")
@@ -115,7 +119,7 @@ class BucketContract:
     async def test_an_object_that_changes_after_it_was_listed_is_an_error(self, rig: Rig) -> None:
         await rig.put("one.gguf", WEIGHTS)
         async with _looked(rig, "one.gguf") as (found, place):
-            await rig.put("one.gguf", WEIGHTS[::-1])
+            await rig.put("one.gguf", OTHERS)
             for first, end in ((0, None), (1000, 2000)):
                 with pytest.raises(MismatchError, match="has changed while it was pulled; pull again"):
                     await _read(place, found, first, end)
@@ -127,11 +131,11 @@ class BucketContract:
         await rig.put("m/one.gguf", WEIGHTS)
         with await _bring(rig, tmp_path, "m/") as copy:
             assert copy.record.key == first
-        await rig.put("m/one.gguf", WEIGHTS[::-1])
+        await rig.put("m/one.gguf", OTHERS)
         with await _bring(rig, tmp_path, "m/") as copy:
             assert copy.record.key != first
-            assert _held(copy) == {"one.gguf": WEIGHTS[::-1]}
-            assert [one.digest for one in copy.record.laid] == [digests.of(WEIGHTS[::-1])]
+            assert _held(copy) == {"one.gguf": OTHERS}
+            assert [one.digest for one in copy.record.laid] == [digests.of(OTHERS)]
 
     async def test_the_sum_that_was_learned_first_is_held_to_when_it_comes_again(
         self, rig: Rig, tmp_path: Path
@@ -154,7 +158,7 @@ class BucketContract:
                 assert not copy.record.unpacked
 
     async def test_one_that_was_written_in_parts_comes_whole(self, rig: Rig, tmp_path: Path) -> None:
-        parts = [hashlib.shake_128(b"part").digest(5 << 20), b"the rest"]
+        parts = [as_gguf(hashlib.shake_128(b"part").digest(5 << 20)), b"the rest"]
         await rig.put_parts("m/one.gguf", parts)
         for name in ("m/", "m/one.gguf"):
             async with _looked(rig, name) as (found, _):

@@ -11,7 +11,20 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.contract.Clocks.stall_seconds_max",
         "autoscaler.contract.Clocks.response_seconds_max",
     ),
+    "ids, names, counts and rows in a report of a gateway; gateways": (
+        "autoscaler.contract.NAME_CHARS_MAX",
+        "autoscaler.contract.COUNT_MAX",
+        "autoscaler.contract.ROWS_MAX",
+        "autoscaler.serve.GATEWAYS_MAX",
+    ),
+    "slots of a gateway whose process or pod nothing watches": ("autoscaler.contract.REPORT_EXPIRY_S",),
+    "an object of the API server: levels of nesting; bytes; Events about unreadable objects": (
+        "autoscaler.drivers.kubernetes.decoding.DEPTH_MAX",
+        "autoscaler.drivers.kubernetes.decoding.BYTES_MAX",
+    ),
     "starts in one episode": ("autoscaler.model.Start.retries", "autoscaler.model.Start.seconds_max"),
+    "quarantine of a Model that caused an exception": (),
+    "Models that one exception may quarantine": ("autoscaler.containment.CULPRITS_MAX",),
     "a GPU that a DRA driver gives out in parts: wait for the rest of one on which another starts; emptied in one plan "
     "for who needs all of one": ("autoscaler.wholes.REST_S", "autoscaler.emptying.EMPTYING_MAX"),
     "Replicas asked for in one tick": ("autoscaler.compare.WANTS_MAX",),

@@ -71,7 +71,7 @@ def test_without_a_fault_it_takes_so_many_steps() -> None:
     async def act(stage: Stage, town: Cluster) -> None:
         interrupts = Interrupts(town, 0, lambda _: None)
         await both_are_called_one_after_the_other(stage)
-        assert (interrupts.steps, town.epochs) == (STEPS, [("a", 1)])
+        assert (interrupts.steps, [epoch for _, epoch in town.epochs]) == (STEPS, [1])
 
     play(act, A, B)
 
@@ -85,7 +85,7 @@ def test_case_26_the_leader_is_killed_at_every_await_point_of_acting(number: int
         await both_are_called_one_after_the_other(stage)
         await stage.until(lambda: len(town.epochs) == 2)
         assert interrupts.steps >= number
-        assert [name for name, _ in town.epochs] == ["a", "b"]
+        assert {name for name, _ in town.epochs} == {"a", "b"}
         assert (stage.starts("a"), stage.starts("b"), left(town)) == (1, 1, [])
 
     play(act, A, B)
@@ -123,7 +123,7 @@ def test_case_25_a_leader_paused_while_it_acts_does_nothing_when_it_goes_on(numb
             gateway.routes(late)  # what it had said before it was paused
             after = gateway.dispatch.report(town.now())
             assert (after.epoch, after.version, after.replicas) == (2, acts_on.version, acts_on.replicas)
-        assert [name for name, _ in town.epochs] == ["a", "b"]
+        assert {name for name, _ in town.epochs} == {"a", "b"}
         assert (stage.starts("a"), stage.starts("b"), left(town)) == (1, 1, [])
         assert await stage.answered([town.call("a")]) == {"completed": 1}
 

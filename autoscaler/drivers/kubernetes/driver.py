@@ -21,7 +21,7 @@ from autoscaler.attached import Groups
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import Launcher, NodeSupply, Observe
-from autoscaler.drivers.contained import NOBODY, faults_of, once, persist
+from autoscaler.drivers.contained import NOBODY, begin, faults_of, persist
 from autoscaler.drivers.kubernetes import clearing, pods
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.asking import Asking
@@ -214,7 +214,7 @@ class KubernetesDriver:
     def _order(self, model: ModelName, *orders: Coroutine[object, object, None]) -> None:
         """`model` is the one that they are for."""
         for order in orders:
-            task = self._tasks.create_task(once(order, faults_of(model, self._observe)))
+            task = begin(self._tasks, order, faults_of(model, self._observe))
             self._ordered.add(task)
             task.add_done_callback(self._ordered.discard)
 

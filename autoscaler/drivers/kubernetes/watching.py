@@ -62,6 +62,12 @@ class Change(NamedTuple, Generic[T]):
     new: T | None
 
 
+def report_fault(model: None, what: str, reason: str) -> None:
+    """Logs an exception that was contained, see `autoscaler.loop.report_fault`."""
+    del model
+    _log.error("event=degraded in=%r error=%s", what, reason)
+
+
 class SuspicionError(Exception):
     """The watch runs and does not show what has happened."""
 
@@ -135,8 +141,8 @@ class Watched(Generic[T]):
             except MemoryError:
                 raise
             except Exception as error:  # noqa: BLE001  a fault of what is told must not end the process
-                _log.error("event=degraded in=%r error=%s", f"watch {self._path}", described(error))
                 self.trouble = self.fault = described(error)
+                report_fault(None, f"watch {self._path}", self.fault)
                 self._version = None
             if self._heard or loop.time() - began_s >= LASTED_S:
                 wait_s = RETRY_S
