@@ -7,17 +7,19 @@ to the end, whatever the figures.
 
 from __future__ import annotations
 
-from bench import clusterfold, clusterlead, clusterscale, clusterwake, parts
+from bench import clusterfold, clusterlead, clusterpoison, clusterscale, clusterwake, parts
 
 KEYS = (
     "create_ms_p99", "scale_ms_p99", "first_byte_ms_p99", "cold_s_mean", "failed", "rss_mib", "sync_s", "cpu_core",
-    "folded_per_s", "requests_per_start", "failover_s", "clean_stop_s",
+    "folded_per_s", "requests_per_start", "failover_s", "clean_stop_s", "poisoned", "poison_exits",
+    "poison_ratio", "poison_ratio_max",
 )  # fmt: skip
 PARTS: dict[str, parts.Part] = {
     "fold": clusterfold.measure,
     "wake": clusterwake.measure,
     "scale": clusterscale.measure,
     "lead": clusterlead.measure,
+    "poison": clusterpoison.measure,
 }
 """In the order in which they run."""
 

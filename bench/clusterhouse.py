@@ -42,8 +42,11 @@ class Scaler:
 class House:
     """What runs."""
 
-    def __init__(self, url: str, operations: Sequence[str], scalers: Sequence[Scaler]) -> None:
+    def __init__(
+        self, url: str, operations: Sequence[str], scalers: Sequence[Scaler], gateway: subprocess.Popen[bytes]
+    ) -> None:
         self.url = url
+        self.gateway = gateway
         self.operations = operations
         self.scalers = scalers
 
@@ -73,7 +76,7 @@ async def house(bed: Bed, place: Path, documents: Sequence[Document], *, scalers
         with kit.running(words, place / "gateway.log") as gateway:
             url = f"http://{HOST}:{listen}"
             await kit.answers(f"{url}/v1/models", gateway, place / "gateway.log")
-            yield House(url, operations, made)
+            yield House(url, operations, made, gateway)
     finally:
         for one in made:
             one.stop()

@@ -182,6 +182,13 @@ def _with_schema(body: Object, api_version: str) -> Iterator[Object]:
         yield {**body, "metadata": {"managedFields": [entry]}}
 
 
+def _mixed(made: Iterator[Object], start: int) -> list[Object]:
+    """In an order in which the first few are of all sorts, others for each kind."""
+    all_ = list(made)
+    places = sorted(range(len(all_)), key=lambda place: (7 * place + 5 * start) % len(all_))
+    return [all_[place] for place in places]
+
+
 class Poisoned(NamedTuple):
     """Which objects exist."""
 
@@ -217,7 +224,8 @@ async def install(api: Api) -> None:
 async def create(api: Api, namespace: str, stem: str, most: int = 1_000) -> Poisoned:
     """At most so many objects that the API server accepts, of all kinds in turn. Each name begins with the stem."""
     paths, kinds = list[str](), dict[tuple[str, str], int]()
-    turns = itertools.zip_longest(*(zip(itertools.repeat(one), bodies(one), strict=False) for one in ALL))
+    mixed = (zip(itertools.repeat(one), _mixed(bodies(one), start), strict=False) for start, one in enumerate(ALL))
+    turns = itertools.zip_longest(*mixed)
     numbered = enumerate(made for turn in turns for made in turn if made is not None)
     for number, (one, body) in numbered:
         if len(paths) >= most:
