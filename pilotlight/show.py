@@ -128,4 +128,5 @@ def explain(ops: str, path: str, kind: type[Explained], output: str) -> None:
         json_document(found)
         return
     for sentence in found.sentences or ("Nothing was decided yet.",):
-        click.echo(one_line(sentence))
+        indent = " " * (len(sentence) - len(sentence.lstrip(" ")))
+        click.echo(indent + one_line(sentence))

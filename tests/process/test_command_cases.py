@@ -41,11 +41,11 @@ def test_a_generated_case_of_each_command_ends_with_one_clear_line(tmp_path: Pat
 
 
 @pytest.mark.standard
-def test_control_characters_of_a_weight_file_are_escaped_and_cut(tmp_path: Path) -> None:
+def test_control_characters_of_a_weight_file_do_not_reach_the_terminal(tmp_path: Path) -> None:
     command_cases.lay_files(tmp_path)
     line = ("serve", "control.gguf", "--print-config")
     ended = run(line, tmp_path)
     assert command_cases.faults(Case(line), ended) == []
     assert ended.status == 2
-    assert b"\\u001b]0;owned\\u0007" in ended.err
-    assert len(ended.err) < 10_000
+    assert b"general.architecture" in ended.err
+    assert b"owned" not in ended.err
