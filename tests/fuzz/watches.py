@@ -50,7 +50,8 @@ from pilotlight.resources import theirs
 from tests.fuzz.kinds import DEPLOYMENT
 from tests.kit.worlds import GI, T0, model, world
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(documents.__file__).parents[1]
+"""Where the product that is tested is: here, or what was compiled."""
 PACKAGES: Final = ("autoscaler", "pilotlight")
 NAMESPACE: Final = "models"
 STREAMS_MAX: Final = 3
