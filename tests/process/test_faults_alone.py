@@ -132,9 +132,17 @@ def full_pipe() -> tuple[int, int]:
 
 
 async def start_into(one: Serving, stdout: int, stderr: int) -> None:
-    """Starts `serve` on other outputs than a file; returns when it answers."""
+    """Starts `serve` on other outputs than a file; returns when it answers, and a gateway knows the Models."""
     one.process = subprocess.Popen(one.argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+
+    def knows_the_model() -> bool:
+        try:
+            return bool(one.told("ada"))
+        except OSError:
+            return False
+
     await until("it answers", one.answers)
+    await until("a gateway knows the Model", knows_the_model)
 
 
 async def test_full_pipes_that_nobody_reads_hold_up_nothing(tmp_path: Path) -> None:
