@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from autoscaler.actions import AcquireLease, Acted, Action, FailStart, StartReplica
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.draft import Draft
 from autoscaler.faults import Failure, attempt, described, succeeds
 from autoscaler.fold import Observation, fold
 from autoscaler.fold_faults import quarantined
@@ -28,11 +29,13 @@ from autoscaler.observations import (
     HistorySeen,
     ReplicaSeen,
     Reported,
+    Seen,
     StartSeen,
     Transition,
 )
 from autoscaler.ordered import ModelStopped, ModelWoken
-from autoscaler.world import World
+from autoscaler.states import ReplicaState
+from autoscaler.world import Replica, World
 
 CULPRITS_MAX: Final = 16
 """An exception that more Models cause at once is not theirs, but a defect that any Model may cause."""
@@ -115,11 +118,27 @@ def fold_apart(world: World, batch: Sequence[Observation], now_s: float) -> Fold
                 last = done.error
                 continue
             faults += [(name, done.error) for name in found]
+            world = _holding(world, one, now_s)
             seen = [FaultSeen(model=name, reason=described(done.error)) for name in found]
             done = fold(world, (*seen, *_rest(world, one, found)), now_s)
         world, moved = done
         transitions += moved
     return Folded(world, tuple(transitions), tuple(faults), tuple(aside), last)
+
+
+def _holding(world: World, one: Observation, now_s: float) -> World:
+    """The World with a Replica that cannot be adopted: what it has of its Slices is not free."""
+    if not isinstance(one, ReplicaSeen) or one.seen is Seen.CLEAN or one.id in world.replicas:
+        return world
+    draft = Draft(world, now_s)
+    draft.put_replica(
+        Replica(
+            id=one.id, model=one.model, spec_hash=one.spec_hash, intent=one.intent, slices=one.actual or one.slices,
+            memory_bytes=one.memory_bytes, compute_percent=one.compute_percent, slots=one.slots,
+            state=ReplicaState.STARTING, since_s=now_s, created_s=now_s, found=True,
+        )
+    )  # fmt: skip
+    return draft.finish()
 
 
 def _culprits_of(world: World, one: Observation, error: Exception, now_s: float) -> tuple[ModelName, ...]:

@@ -54,6 +54,10 @@ class Contained:
             if self._town.autoscaler is not None:
                 self._town.autoscaler.loop.observe((ModelWoken(model=self._model),))
 
+    def hit(self, model: str) -> bool:
+        """Whether a fault was injected into this Model: its Calls are refused."""
+        return self._faults is not None and model == self._model
+
     def of_others(self, broken: list[str]) -> list[str]:
         """What is broken of Models at which no fault was injected."""
         if self._faults is None:
