@@ -31,18 +31,11 @@ def named(world: World, name: str) -> Model | None:
 def model_view(world: World, model: Model) -> ModelView:
     """One Model as it is now."""
     if model.name in quarantined(world):
-        return _faulty_view(world, model)
-    load, history = world.loads.get(model.name, NO_LOAD), world.histories.get(model.name, NO_HISTORY)
+        return replace(_documented(world, model), faulty=world.faults[model.name].reason)
+    history = world.histories.get(model.name, NO_HISTORY)
     last = last_start(world.replicas[id] for id in world.by_model.get(model.name, ()))
-    return ModelView(
-        name=model.name,
-        engine=model.spec.engine,
-        aliases=model.spec.aliases,
-        adapters=tuple(adapter.name for adapter in model.spec.adapters),
-        memory_bytes=model.memory_bytes,
-        slots=model.slots,
-        replicas=dict(Counter(world.replicas[id].state.value for id in world.by_model.get(model.name, ()))),
-        demand=DemandView(waiting=load.waiting, running=load.running),
+    return replace(
+        _documented(world, model),
         last_start_seconds=history.starts_s[-1] if history.starts_s else None,
         last_start_phases={} if last is None else told_s(last),
         idle_seconds=idle_s(world, model, history)[0],
@@ -51,8 +44,8 @@ def model_view(world: World, model: Model) -> ModelView:
     )
 
 
-def _faulty_view(world: World, model: Model) -> ModelView:
-    """Of a quarantined Model: only what is read, and nothing that is computed of it."""
+def _documented(world: World, model: Model) -> ModelView:
+    """What is read of a Model. Nothing is computed, so that a quarantined Model can be shown."""
     load = world.loads.get(model.name, NO_LOAD)
     return ModelView(
         name=model.name,
@@ -63,7 +56,6 @@ def _faulty_view(world: World, model: Model) -> ModelView:
         slots=model.slots,
         replicas=dict(Counter(world.replicas[id].state.value for id in world.by_model.get(model.name, ()))),
         demand=DemandView(waiting=load.waiting, running=load.running),
-        faulty=world.faults[model.name].reason,
     )
 
 

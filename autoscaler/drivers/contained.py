@@ -15,7 +15,7 @@ from autoscaler.drivers.base import Observe
 from autoscaler.faults import described
 from autoscaler.observations import FaultSeen
 
-NOBODY = ModelName("")
+NO_MODEL = ModelName("")
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 """Before the work is tried again: the first pause, doubled each time up to the second."""
 
@@ -45,10 +45,10 @@ async def persist(work: Callable[[], Awaitable[None]], report: Callable[[str], N
 
 
 def faults_of(model: ModelName, observe: Observe) -> Callable[[str], None]:
-    """A `report` for `persist`: what fails is a fault of the Model, or (NOBODY) of none."""
+    """A `report` for `persist`: a failure is a fault of the Model. NO_MODEL: no Model explains it."""
 
     def report(reason: str) -> None:
-        if reason or model == NOBODY:
+        if reason or model == NO_MODEL:
             observe((FaultSeen(model=model, reason=reason),))
 
     return report

@@ -26,7 +26,7 @@ from autoscaler.drivers import diskspace, logs, processes
 from autoscaler.drivers.base import Launch, Launcher, Observe, Supply, Weights
 from autoscaler.drivers.bringing import bring, nothing_to_bring
 from autoscaler.drivers.clearing import EXITED, kill_all, prove
-from autoscaler.drivers.contained import NOBODY, begin, faults_of, persist
+from autoscaler.drivers.contained import NO_MODEL, begin, faults_of, persist
 from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.engine import Engine, record_of, unknown
 from autoscaler.drivers.ports import HOST, Ports
@@ -81,7 +81,7 @@ class LocalDriver:
                 observe((SlicesSeen(slices=await self._devices.open()),))
                 await self._adopt()
                 observe((Synced(),))
-                report = faults_of(NOBODY, observe)
+                report = faults_of(NO_MODEL, observe)
                 tasks.create_task(persist(self._keep_house, report))
                 if self._devices.measured:
                     tasks.create_task(persist(self._watch_devices, report))

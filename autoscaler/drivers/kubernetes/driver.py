@@ -21,7 +21,7 @@ from autoscaler.attached import Groups
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import Launcher, NodeSupply, Observe
-from autoscaler.drivers.contained import NOBODY, begin, faults_of, persist
+from autoscaler.drivers.contained import NO_MODEL, begin, faults_of, persist
 from autoscaler.drivers.kubernetes import clearing, pods
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.asking import Asking
@@ -116,14 +116,14 @@ class KubernetesDriver:
             await self._pods.synced.wait()
             await self._adopt()
             observe((Synced(),))
-            tasks.create_task(persist(self._doubt, faults_of(NOBODY, observe)))
+            tasks.create_task(persist(self._doubt, faults_of(NO_MODEL, observe)))
 
     def lead(self) -> None:
         """We lead from now on: tells all there is again, to its end (Synced), and takes over what leaders
         before have left half done. A driver that has not adopted yet does so at the end of that.
         """
         if self._listens:
-            self._order(NOBODY, self._lead())
+            self._order(NO_MODEL, self._lead())
 
     async def _lead(self) -> None:
         """What the leader before did last may not have been heard of: it would be done a second time."""
@@ -141,7 +141,7 @@ class KubernetesDriver:
             self._judge(None, pod)  # what we were about to delete is not ready any more
         for told in list(self._told.values()):
             self._observe((told,))
-        self._order(NOBODY, *self._orders.take_over(self._stopping))
+        self._order(NO_MODEL, *self._orders.take_over(self._stopping))
         self._observe((Synced(),))
 
     async def follow(self) -> None:
@@ -276,7 +276,7 @@ class KubernetesDriver:
             if is_ready and not pod.leaving:
                 self._see(pod, Seen.READY)  # at once: how long it has run is not how long it took to start
             self._judge(None, self._pods.items.get(_key(pod)))
-        self._order(NOBODY, *self._orders.take_over(self._stopping))
+        self._order(NO_MODEL, *self._orders.take_over(self._stopping))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ADOPT_SECONDS_MAX):
                 for clean in half_gone.values():
