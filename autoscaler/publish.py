@@ -26,6 +26,7 @@ from autoscaler.contract import (
 )
 from autoscaler.demand import median_start_s
 from autoscaler.draft import routed
+from autoscaler.faults import Failure, attempt
 from autoscaler.fold_faults import quarantined
 from autoscaler.model import Model
 from autoscaler.phases import last_phases_ms
@@ -313,14 +314,12 @@ def catalogue_full(world: World) -> CatalogueDelta:
 
 def _entry(world: World, model: Model) -> ModelEntry:
     """Of a quarantined Model of which the full entry cannot be made, one that its Calls can be refused with."""
-    if model.name not in world.faults:
+    if model.name not in quarantined(world):
         return model_entry(model)
-    try:
-        return model_entry(model)
-    except Exception:
-        if model.name in quarantined(world):
-            return ModelEntry(name=model.name, served_name=model.name, tenants=model.spec.tenants)
-        raise
+    made = attempt(lambda: model_entry(model))
+    if isinstance(made, Failure):
+        return ModelEntry(name=model.name, served_name=model.name, tenants=model.spec.tenants)
+    return made
 
 
 def catalogue_delta(before: World, after: World) -> CatalogueDelta | None:
