@@ -276,14 +276,14 @@ async def test_case_37_no_descriptors_are_left(tmp_path: Path) -> None:
         resource.prlimit(gateway, resource.RLIMIT_NOFILE, (limit, before[1]))
         flood = [await crowd.connect() for _ in range(10 * ROOM)]
         ends = [asyncio.ensure_future(stream.rest()) for stream in flood]
-        await until("those who find no room are closed", lambda: sum(end.done() for end in ends) >= 9 * ROOM)
-        kept = [stream for stream, end in zip(flood, ends, strict=True) if not end.done()]
-        assert {end.result() for end in ends if end.done()} == {b""}
-        assert len(kept) > ROOM / 2
-        for stream in kept:
-            stream.writer.write(chat("bob", close=True))
+        await until("most of those who find no room are closed", lambda: sum(end.done() for end in ends) >= 8 * ROOM)
+        for stream, end in zip(flood, ends, strict=True):
+            if not end.done():
+                stream.writer.write(chat("bob", close=True))
         await until("the kept ones are served", lambda: all(end.done() for end in ends))
-        assert sum(b" 200 OK" in end.result() for end in ends) == len(kept)
+        answers = [end.result() for end in ends]
+        assert ROOM / 2 < sum(b" 200 OK" in answer for answer in answers) <= 2 * ROOM
+        assert {answer for answer in answers if b" 200 OK" not in answer} == {b""}, "closed unanswered"
         results = await streams
         assert judge(4, results).completed == 4, "what runs goes on"
         assert b" 200 OK" in await crowd.ask(chat("bob", close=True)), "under the same limit, but with room"
