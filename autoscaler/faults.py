@@ -24,10 +24,15 @@ def attempt(compute: Callable[[], T]) -> T | Failure:
     """What `compute` returns, or its exception. MemoryError passes through, and so does cancellation."""
     try:
         return compute()
-    except MemoryError:
-        raise
     except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+        reraise_memory_error(error)
         return Failure(error)
+
+
+def reraise_memory_error(error: Exception) -> None:
+    """Raises `error` again if it is a MemoryError or a group with one, which is not contained."""
+    if isinstance(error, MemoryError) or (isinstance(error, ExceptionGroup) and error.subgroup(MemoryError)):
+        raise error
 
 
 def succeeds(compute: Callable[[], object]) -> bool:
@@ -36,7 +41,9 @@ def succeeds(compute: Callable[[], object]) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """The exception in one line: its type, the function that raised it, and its message."""
+    """The exception in one line: its type, the function that raised it, and its message. Of a group: its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

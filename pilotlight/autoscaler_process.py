@@ -162,13 +162,12 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
             "histories": functools.partial(save_often, histories, loop),
             "documents": functools.partial(reload, again, anew),
             "time": functools.partial(tell_time, loop, clock, time.time),
+            **({} if supply is None else bring_weights(supply, located, loop, anew)),
         }
         works = [loop.run(), *(persist(work, functools.partial(loop.trouble, what)) for what, work in kept.items())]
         running = [tasks.create_task(work) for work in works]
         if house is not None:
             running.append(tasks.create_task(house.run()))
-        if supply is not None:
-            running += [tasks.create_task(one) for one in (supply.run(loop, anew), Warming(located).run(loop))]
         await stop.wait()
         if not options.keep_engines and house is None:  # pods are not ours to take along
             await loop.wind_down(ENGINE_GRACE_S)
@@ -208,6 +207,15 @@ def supplied(options: AutoscalerOptions, documents: Documents) -> tuple[Document
     except SignersError as error:
         raise click.UsageError(f"Settings: {error}") from None
     return read(options, located=supply.located), supply
+
+
+def bring_weights(
+    supply: Supply, located: Located, loop: Loop, anew: Reloads
+) -> dict[str, Callable[[], Awaitable[None]]]:
+    """What runs for the weights of Models on this machine, by its name."""
+    warming = Warming(located)
+    loop.listeners += [supply.on_step, warming.on_step]
+    return {"weights": functools.partial(supply.run, loop, anew), "warming": warming.run}
 
 
 def none_supplied() -> tuple[Supply | None, Located]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,6 +26,7 @@ from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
 from autoscaler.door import AGENT, BOTH, GATEWAY, Admits, Roles
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import SharedDriver
+from autoscaler.drivers.contained import persist
 from autoscaler.fold import Observation
 from autoscaler.groups import most
 from autoscaler.loop import Loop, Step
@@ -235,24 +237,28 @@ class Cluster:
         from autoscaler.drivers.kubernetes.gateways import GatewayPods
         from autoscaler.drivers.kubernetes.volumes import looked
 
+        looks = partial(looked, self._asking, self._options.scope, self._options.weights_store, self._observe)
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "disruptions": self._disruptions.run,
+            "volumes": looks,
+            "resources": self._resources.run,
+            "capacity": self._supplies.run,
+        }
+        if self._options.gateway_pods:
+            home, selector = self._options.own_namespace, self._options.gateway_pods
+            parts["gateways"] = GatewayPods(self._asking, home, self._loop.observe, selector, self._silent).run
+        if self.cordons is not None:
+            parts["cordons"] = self.cordons.run
+        if self._cutter is not None:
+            parts["cutting"] = self._cutter.run
+        if self._declared is not None:
+            parts["quotas"] = self._declared.run
         async with asyncio.TaskGroup() as tasks:
-            if self._options.gateway_pods:
-                home, selector = self._options.own_namespace, self._options.gateway_pods
-                pods = GatewayPods(self._asking, home, self._loop.observe, selector, self._silent)
-                tasks.create_task(pods.run())
-            if self.cordons is not None:
-                tasks.create_task(self.cordons.run())
-            if self._cutter is not None:
-                tasks.create_task(self._cutter.run())
-            if self._declared is not None:
-                tasks.create_task(self._declared.run())
-            tasks.create_task(self._disruptions.run())
-            tasks.create_task(looked(self._asking, self._options.scope, self._options.weights_store, self._observe))
-            tasks.create_task(self._resources.run())
-            tasks.create_task(self._supplies.run())
+            for name, part in parts.items():
+                tasks.create_task(persist(part, partial(self._loop.trouble, name)))
             await self._listed.wait()
             await self._resources.told.wait()  # what runs would look like strangers
-            tasks.create_task(self._elector.run(self))
+            tasks.create_task(persist(partial(self._elector.run, self), partial(self._loop.trouble, "election")))
 
     async def release(self) -> None:
         """Nothing of ours acts any more: another may lead at once."""

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from autoscaler import documents, reach
 from autoscaler.contract import ModelName
 from autoscaler.drivers import probes
+from autoscaler.drivers.contained import persist
 from autoscaler.drivers.kubernetes import happenings, status
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
 from autoscaler.drivers.kubernetes.customs import Customs, StatusSeen
@@ -147,8 +148,8 @@ class Resources:
             tasks.create_task(self._customs.run())
             if self._kubeai is not None:
                 tasks.create_task(self._kubeai.run())
-            tasks.create_task(self._statuses.run())
-            tasks.create_task(self._events.run())
+            tasks.create_task(persist(self._statuses.run, partial(self._loop.trouble, "status")))
+            tasks.create_task(persist(self._events.run, partial(self._loop.trouble, "events")))
             await self.told.wait()
             tasks.create_task(self._sizes.run(self._installation.again))
 

@@ -194,7 +194,6 @@ class Supply:
 
     async def run(self, loop: Watched, read_again: Callable[[], Awaitable[None]]) -> None:
         """Until cancelled."""
-        loop.listeners.append(self.on_step)
         known = frozenset[Part]()
         await asyncio.to_thread(shutil.rmtree, self._store.layout.root / HEADERS, ignore_errors=True)
         try:

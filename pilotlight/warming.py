@@ -22,7 +22,6 @@ from autoscaler.loop import Step
 from autoscaler.model import Model
 from autoscaler.states import ReplicaState
 from autoscaler.world import World
-from pilotlight.supply import Watched
 
 FREE_SHARE = 0.75
 """Of the memory that could be had without swapping."""
@@ -62,9 +61,8 @@ class Warming:
                 self._due[model.name] = model
                 self._called.set()
 
-    async def run(self, loop: Watched) -> None:
+    async def run(self) -> None:
         """Until cancelled; one Model after another, in the order of their Calls."""
-        loop.listeners.append(self.on_step)
         while True:
             while not self._due:
                 self._called.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 
 import pytest
@@ -11,6 +12,7 @@ from autoscaler import api, explain, publish
 from autoscaler.actions import DrainReplica
 from autoscaler.containment import CULPRITS_MAX, culprits
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, Report
+from autoscaler.drivers.contained import persist
 from autoscaler.faults import described
 from autoscaler.fold_faults import TRIAL_S
 from autoscaler.log import Log
@@ -27,6 +29,7 @@ from tests.kit.faults import POINTS, InjectedError, concerns, inject
 from tests.kit.observed import seen_of
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, device, gateway, level, model, replica, world
+from tests.sim import virtual
 
 A, B, C = model("a", 10), model("b", 10), model("c", 10)
 USED = {"big": History(last_activity_s=T0 - 5)}
@@ -79,6 +82,7 @@ def test_a_fault_is_described_in_one_printable_line() -> None:
     assert said.isascii()
     assert said.isprintable()
     assert len(said) < 500
+    assert described(ExceptionGroup("", [caught.value])) == said
 
 
 def test_of_two_models_the_one_is_at_fault_that_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +310,35 @@ def test_memory_errors_are_not_contained(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("autoscaler.demand.wanted", exhausted)
     with pytest.raises(MemoryError):
         stepped().step(called(A))
+
+
+async def fails(times: int, error: Exception) -> list[tuple[float, str]]:
+    """Reports of a task that raises so often and then runs for two minutes, each with its time."""
+    clock, said = asyncio.get_running_loop(), list[tuple[float, str]]()
+    tries = iter(range(times))
+
+    async def work() -> None:
+        if next(tries, None) is not None:
+            raise error
+        await asyncio.sleep(120)
+
+    await persist(work, lambda reason: said.append((clock.time(), reason)))
+    return said
+
+
+def test_a_task_of_a_driver_is_tried_again_after_one_two_four_seconds() -> None:
+    said = virtual.run(fails(3, ValueError("odd")))
+    begun_s = said[0][0]
+    assert [at_s - begun_s for at_s, _ in said] == [0, 1, 3, 67, 127]
+    assert ["odd" in reason for _, reason in said] == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), ExceptionGroup("", [ValueError(), ExceptionGroup("", [MemoryError()])])]
+)
+def test_a_memory_error_ends_a_task_of_a_driver(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        virtual.run(fails(1, error))
 
 
 # --- what people and programs read ------------------------------------------------------------------------------------

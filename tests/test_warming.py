@@ -17,7 +17,6 @@ from autoscaler.states import ReplicaState
 from autoscaler.world import Load, World
 from pilotlight.warming import Warming, parked, weights_of
 from tests.kit.worlds import T0, device, model, replica, world
-from tests.test_supply import Listening
 from tests.test_supply import step as first
 
 NAME = ModelName("m")
@@ -70,13 +69,11 @@ async def test_the_files_are_read_ahead_within_a_share_of_the_free_memory(
         return 0
 
     here = at(f"file://{tmp_path}/a.gguf")
-    one, loop = Warming(lambda _: here, warms), Listening(World(epoch=1))
-    running = asyncio.create_task(one.run(loop))
-    await asyncio.sleep(0)
+    one = Warming(lambda _: here, warms)
+    running = asyncio.create_task(one.run())
     waits = called(at("oci://r.example/a:1"))
-    (listener,) = loop.listeners
-    listener(first(waits))
-    listener(Step(waits, replace(waits, loads={NAME: Load(waiting=3)}), first(waits).plan, (), (), T0, T0, T0))
+    one.on_step(first(waits))
+    one.on_step(Step(waits, replace(waits, loads={NAME: Load(waiting=3)}), first(waits).plan, (), (), T0, T0, T0))
     async with asyncio.timeout(90):
         await done.wait()
     running.cancel()

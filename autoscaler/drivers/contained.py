@@ -12,7 +12,7 @@ from types import CoroutineType
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.base import Observe
-from autoscaler.faults import described
+from autoscaler.faults import described, reraise_memory_error
 from autoscaler.observations import FaultSeen
 
 NO_MODEL = ModelName("")
@@ -30,9 +30,8 @@ async def persist(work: Callable[[], Awaitable[None]], report: Callable[[str], N
         works = loop.call_later(PAUSE_S_MAX, report, "")
         try:
             await work()
-        except MemoryError:
-            raise
         except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+            reraise_memory_error(error)
             report(described(error))
         else:
             report("")
@@ -69,7 +68,6 @@ def begin(
 async def _once(work: Awaitable[None], report: Callable[[str], None]) -> None:
     try:
         await work
-    except MemoryError:
-        raise
     except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+        reraise_memory_error(error)
         report(described(error))

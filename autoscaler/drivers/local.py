@@ -175,7 +175,7 @@ class LocalDriver:
         waiting.waits = diskspace.REASON
         self._engines[replica.id] = waiting
 
-        async def begin() -> None:
+        async def spawn_later() -> None:
             has_space = False
             try:
                 has_space = await diskspace.wait(self._state.path, waiting.over)
@@ -188,7 +188,7 @@ class LocalDriver:
             else:
                 self._failed(replica, "stopped")
 
-        self._tasks.create_task(begin())
+        begin(self._tasks, spawn_later(), faults_of(replica.model, self._observe))
         self._see(waiting, Seen.STARTING)
 
     def _failed(self, replica: Replica, reason: str) -> None:

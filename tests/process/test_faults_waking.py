@@ -40,8 +40,8 @@ def codes(results: Sequence[Result]) -> set[tuple[int, str]]:
 @pytest.mark.standard
 async def test_case_01_thousand_calls_in_50_ms_through_three_gateways(tmp_path: Path, replicas: int) -> None:
     """A Replica alone needs 5 s or 20 s for all, far longer than a start takes, so as many as allowed are planned."""
-    tokens_per_s = "200" if replicas == 1 else "50"
-    ada = fake(tmp_path, "ada", "--tokens-per-s", tokens_per_s, slots=8, gpu={"memory": "20Mi"}, replicas={"max": replicas})
+    speed = ("--tokens-per-s", "200" if replicas == 1 else "50")
+    ada = fake(tmp_path, "ada", *speed, slots=8, gpu={"memory": "20Mi"}, replicas={"max": replicas})
     async with serving(tmp_path, ada, options=("--gateways", "3")) as one:
         results = await one.send(*(shot("ada", at_s=i * 0.000_05, tokens=8) for i in range(1000)))
         verdict = judge(1000, results)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ import yaml
 
 from autoscaler.cuts import PREFIX, configs_of
 from autoscaler.cuttable import FAILED, SUCCESS, CutOrder, CutRefused, Cuttable, CuttableSeen
+from autoscaler.drivers.contained import begin
 from autoscaler.drivers.kubernetes import nodes
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.nodes import NodeSeen
@@ -121,7 +123,7 @@ class NodeCutter:
 
     def cut(self, order: CutOrder) -> None:
         """As `autoscaler.drivers.base.Cutter`."""
-        task = self._tasks.create_task(self._give(order))
+        task = begin(self._tasks, self._give(order), partial(self._failed, order.node))
         self._orders.add(task)
         task.add_done_callback(self._orders.discard)
 
@@ -173,8 +175,11 @@ class NodeCutter:
         else:
             _log.info("a node is being cut anew node=%s config=%s try=%d", order.node, order.config, order.tries)
             return
-        _log.warning("a node is not cut anew node=%s reason=%s", order.node, reason)
-        self._observe((CutRefused(node=order.node, reason=reason),))
+        self._failed(order.node, reason)
+
+    def _failed(self, node: str, reason: str) -> None:
+        _log.warning("a node is not cut anew node=%s reason=%s", node, reason)
+        self._observe((CutRefused(node=node, reason=reason),))
 
     async def _written(self, order: CutOrder) -> float:
         """Sees to it that the ConfigMap has what is ordered. Seconds until mig-manager surely reads it."""

@@ -111,10 +111,9 @@ class KubernetesDriver:
         async with self._tasks as tasks:
             if self._inventory is not None:
                 await self._inventory.begin(tasks)
-            self._tell_slices()
             tasks.create_task(self._pods.run())
             await self._pods.synced.wait()
-            await self._adopt()
+            await persist(self._adopt, faults_of(NO_MODEL, observe))
             observe((Synced(),))
             tasks.create_task(persist(self._doubt, faults_of(NO_MODEL, observe)))
 
@@ -123,7 +122,7 @@ class KubernetesDriver:
         before have left half done. A driver that has not adopted yet does so at the end of that.
         """
         if self._listens:
-            self._order(NO_MODEL, self._lead())
+            self._order(NO_MODEL, persist(self._lead, faults_of(NO_MODEL, self._observe)))
 
     async def _lead(self) -> None:
         """What the leader before did last may not have been heard of: it would be done a second time."""
@@ -138,7 +137,7 @@ class KubernetesDriver:
                 break
         self._tell_slices()
         for pod in list(self._pods.items.values()):
-            self._judge(None, pod)  # what we were about to delete is not ready any more
+            self._contain(pod.model, partial(self._judge, None, pod))  # what was about to be deleted is not ready
         for told in list(self._told.values()):
             self._observe((told,))
         self._order(NO_MODEL, *self._orders.take_over(self._stopping))
@@ -226,7 +225,7 @@ class KubernetesDriver:
             for pod in list(self._pods.items.values()):
                 self._locate(pod)
                 if is_node:
-                    self._judge(pod, pod)
+                    self._contain(pod.model, partial(self._judge, pod, pod))
 
     def _is_ours(self, pod: Object) -> bool:
         return bool(pod["metadata"]["namespace"] == self._namespace) and pods.read(pod) is not None
@@ -246,10 +245,15 @@ class KubernetesDriver:
 
     def _pods_changed(self, changes: list[Change[PodSeen]]) -> None:
         for _, old, new in changes:
-            done = attempt(partial(self._pod_changed, old, new))
             pod = new or old
-            if isinstance(done, Failure) and pod is not None:
-                faults_of(pod.model, self._observe)(described(done.error))
+            if pod is not None:
+                self._contain(pod.model, partial(self._pod_changed, old, new))
+
+    def _contain(self, model: ModelName, work: Callable[[], None]) -> None:
+        """What `work` raises is a fault of the Model."""
+        done = attempt(work)
+        if isinstance(done, Failure):
+            faults_of(model, self._observe)(described(done.error))
 
     def _pod_changed(self, old: PodSeen | None, new: PodSeen | None) -> None:
         if new is not None:
@@ -268,6 +272,7 @@ class KubernetesDriver:
 
     async def _adopt(self) -> None:
         """All pods that are there: engines that answer are ready at once."""
+        self._tell_slices()
         found, self._listens = list(self._pods.items.values()), True
         half_gone = {pod.replica: asyncio.Event() for pod in found if pod.ended or pod.leaving}
         self._clean |= half_gone
@@ -275,7 +280,7 @@ class KubernetesDriver:
         for pod, is_ready in zip(found, ready, strict=True):
             if is_ready and not pod.leaving:
                 self._see(pod, Seen.READY)  # at once: how long it has run is not how long it took to start
-            self._judge(None, self._pods.items.get(_key(pod)))
+            self._contain(pod.model, partial(self._judge, None, self._pods.items.get(_key(pod))))
         self._order(NO_MODEL, *self._orders.take_over(self._stopping))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ADOPT_SECONDS_MAX):

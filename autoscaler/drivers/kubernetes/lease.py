@@ -130,17 +130,17 @@ class Elector:
         """Who leads no more hears it first, and takes the time that it needs."""
         if self._told is not None and self._candidate.epoch(self._clock()) != self._told:
             log.warning("event=following epoch=%d", self._told)
-            self._told = None
             if limit is not None:
                 limit.reschedule(None)
             await process.follow()
+            self._told = None
             if limit is not None:
                 limit.reschedule(asyncio.get_running_loop().time() + self._candidate.duration_s * RENEW)
         epoch = self._candidate.epoch(self._clock())
         if epoch is not None and self._told is None:
             log.warning("event=leading epoch=%d", epoch)
-            self._told = epoch
             process.lead(epoch)
+            self._told = epoch
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

@@ -127,11 +127,6 @@ class Statuses:
             except (ApiError, UnreachableError) as error:
                 self._troubled(f"statuses of Models are not kept up: {error}")
                 await asyncio.sleep(RETRY_S)
-            except MemoryError:
-                raise
-            except Exception as error:  # noqa: BLE001 - a fault here must not end the process
-                self._troubled(f"event=degraded in=status error={described(error)}")
-                await asyncio.sleep(RETRY_S)
             await self._news.wait()  # there is a step every second
 
     async def flush(self, within_s: float) -> None:

@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.hearing import Hearing
 from autoscaler.drivers.kubernetes.unreadable import Unreadable
-from autoscaler.faults import described
+from autoscaler.faults import described, reraise_memory_error
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -138,9 +138,8 @@ class Watched(Generic[T]):
                     self._version = None
                 else:
                     self.hearing.broke(error)
-            except MemoryError:
-                raise
             except Exception as error:  # noqa: BLE001  a fault of what is told must not end the process
+                reraise_memory_error(error)
                 self.trouble = self.fault = described(error)
                 report_fault(None, f"watch {self._path}", self.fault)
                 self._version = None
@@ -262,9 +261,8 @@ class Watched(Generic[T]):
         else:
             try:
                 seen = self._read(found)
-            except MemoryError:
-                raise
             except Exception as error:  # noqa: BLE001  each kind has its own reader; its fault must affect this object only
+                reraise_memory_error(error)
                 one = self._not_read(found, f"{type(error).__name__}: {error}")
                 self._api.unreadable.add(self, one, self._path)
                 return
