@@ -69,7 +69,8 @@ SHARED: Final[Mapping[str, str]] = {
 """Providers under whose names everybody may have one, so that two of them are not one party. `*` is any one label.
 
 The rules work as those of the Public Suffix List do, whose MPL-2.0 rules out shipping it. A name that a rule matches
-belongs to nobody, nor do the names above it; a name with one more label belongs to one party, with all below it.
+is shared by all customers, as are the names above it; a name with one more label belongs to one party, with all names
+below it.
 """
 SHARED_DEEPLY: Final = (
     "amazonaws.com", "amazonaws.com.cn", "on.aws", "aliyuncs.com", "fcapp.run", "myhuaweicloud.com", "myqcloud.com",

@@ -1,4 +1,4 @@
-"""Reads a file that a person named: whatever its name stands for, the read ends, and its size is bounded."""
+"""Reads a file given by its path: also of a FIFO or a device, the read ends, and its size is bounded."""
 
 from __future__ import annotations
 

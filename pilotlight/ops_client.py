@@ -1,6 +1,6 @@
 """The client of the operations port: one request, and the response as one of the API's types (`autoscaler.views`).
 
-Whatever listens at that address may answer: time and size are bounded, redirects are not followed, and a response of
+Another server may listen at that address: time and size are bounded, redirects are not followed, and a response of
 another type is an error of one line that names `--ops`.
 """
 

@@ -103,7 +103,7 @@ def safe_streams() -> Iterator[None]:
 def _detach(stream: SafeStream) -> None:
     try:
         stream.detach()  # flushes
-    except (click.ClickException, OSError):  # click has reported it, or nobody reads
+    except (click.ClickException, OSError):  # click has reported it, or the reader is gone
         with contextlib.suppress(OSError):  # what is left would fail again when the interpreter ends
             number = os.open(os.devnull, os.O_WRONLY)
             os.dup2(number, stream.fileno())

@@ -173,13 +173,13 @@ def differences(locked: Sequence[Deb], found: Sequence[Deb]) -> str:
 
 def extracted(base: Path, packages: Sequence[str]) -> list[Deb]:
     """Unpacks these packages and what they need, without running any of their scripts. Raises LockError."""
-    told = 'mkdir -p "$1/var/lib/dpkg/status.d"; for deb in "$1"/var/cache/apt/archives/*.deb; do '
-    told += 'dpkg-deb -f "$deb" > "$1/var/lib/dpkg/status.d/$(basename "${deb%%_*}")"; '
-    told += 'echo "$(dpkg-deb -W --showformat=\'${Package} ${Version}\' "$deb") $(sha256sum < "$deb")"; done '
-    told += f'> "{base}.debs"'
+    hook = 'mkdir -p "$1/var/lib/dpkg/status.d"; for deb in "$1"/var/cache/apt/archives/*.deb; do '
+    hook += 'dpkg-deb -f "$deb" > "$1/var/lib/dpkg/status.d/$(basename "${deb%%_*}")"; '
+    hook += 'echo "$(dpkg-deb -W --showformat=\'${Package} ${Version}\' "$deb") $(sha256sum < "$deb")"; done '
+    hook += f'> "{base}.debs"'
     archive = base.with_suffix(".tar")
     mode = "root" if os.getuid() == 0 else "unshare"
-    options = [f"--mode={mode}", "--variant=extract", f"--include={','.join(packages)}", f"--extract-hook={told}"]
+    options = [f"--mode={mode}", "--variant=extract", f"--include={','.join(packages)}", f"--extract-hook={hook}"]
     if mode == "root":
         options.append('--aptopt=APT::Sandbox::User "root"')  # where there is no user of its own for downloads
     mirror = [os.environ[MIRROR]] if os.environ.get(MIRROR) else []

@@ -1,8 +1,7 @@
 """Fuzzes the targets, one after another: `python -m tests.fuzz [NAME...]`, for FUZZ_S seconds in all (600).
 
-With atheris, guided by coverage; without it (it has wheels for few Pythons),
-with Hypothesis and random seeds. Whatever
-breaks an invariant is kept in tests/fuzz/found/NAME/ and ends the target; then the exit status is 1.
+With atheris, guided by coverage; without it (it has wheels for few Pythons), with Hypothesis and random seeds. An input
+that breaks an invariant is kept in tests/fuzz/found/NAME/ and ends its target; then the exit status is 1.
 """
 
 from __future__ import annotations

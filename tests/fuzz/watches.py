@@ -1,7 +1,6 @@
 """Which collections of the API server the product watches, found by running what watches them.
 
-`OWNERS` builds everything that has a watch. `Recorder` notes each watch that is made, with its place in the source,
-and
+`OWNERS` builds everything that has a watch. `Recorder` notes each watch that is made, with its place in the source, and
 `sites` finds all places in the source that make one: a test compares the two, so that a new kind has a fuzz target.
 """
 

@@ -27,8 +27,8 @@ class See(Protocol):
 
 
 class Asking:
-    """Of one driver's pods. `last_seen` gives what was last told of a Replica; `faults` makes what reports exceptions
-    of a Model.
+    """Probes the pods of one driver. `last_seen` returns the last observation of a Replica; `faults` returns the
+    function that reports exceptions of a Model.
     """
 
     def __init__(  # noqa: PLR0917  whose, where, then whom to ask and to tell, and how often

@@ -1,8 +1,8 @@
 """What a person reads first of a Model: its conditions, each with a reason in one word and a message. Pure.
 
-Owns the seven conditions of interfaces section 2, the words of their reasons, and which of several reasons is told: the
-first of RULES that holds. Looks only at what the World and the last Plan say, and at no clock: while nothing changes
-the answer stays the same, so that a Model at rest is never written. Messages end at MESSAGE_MAX characters.
+Owns the seven conditions of interfaces section 2, the words of their reasons, and which of several reasons is reported:
+the first of RULES that holds. The result depends on the World and the last Plan, and on no clock: while nothing changes
+it stays the same, so that the status of an idle Model is never written. Messages end at MESSAGE_MAX characters.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ SOUND = Said("Faulty", "False", "NoFault", "it caused no internal error")
 def conditions(case: Case) -> tuple[Said, ...]:
     """All seven, in the order of interfaces section 2. Of a quarantined Model nothing else is worked out."""
     if case.fault:
-        types, told = ("Placed", "WeightsReady", "Starting", "Degraded"), _told(case)
+        types, message = ("Placed", "WeightsReady", "Starting", "Degraded"), _fault_message(case)
         unknown = (Said(type, "Unknown", "Quarantined", "") for type in types)
-        return _serves(case) or _no("Faulty", told), *unknown, ADOPTED, Said("Faulty", "True", ERROR, told)
+        return _serves(case) or _no("Faulty", message), *unknown, ADOPTED, Said("Faulty", "True", ERROR, message)
     return ready(case), _placed(case), _weights(case), _starting(case), _degraded(case), ADOPTED, SOUND
 
 
-def _told(case: Case) -> str:
-    said = f"an internal error quarantined it: {case.fault}; it is tried again later and when its spec changes"
-    return said[:MESSAGE_MAX]
+def _fault_message(case: Case) -> str:
+    text = f"an internal error quarantined it: {case.fault}; it is tried again later and when its spec changes"
+    return text[:MESSAGE_MAX]
 
 
 def ready(case: Case) -> Said:

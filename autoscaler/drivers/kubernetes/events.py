@@ -103,12 +103,12 @@ class Events:
 
     def _on_unreadable(self, found: Unreadable) -> None:
         """A follower writes no Events; the next leader reports what is unreadable then."""
-        told, now_s = happenings.unreadable(found), self._clock()
+        event, now_s = happenings.unreadable(found), self._clock()
         times = self._unreadable_s
-        if not self._leads or told is None or (len(times) == UNREADABLE_MAX and now_s - times[0] < UNREADABLE_S):
+        if not self._leads or event is None or (len(times) == UNREADABLE_MAX and now_s - times[0] < UNREADABLE_S):
             return
         times.append(now_s)
-        self.note(*told)
+        self.note(*event)
 
     def _tell(self, one: Happening, *worlds: World) -> None:
         """About the Model's own object, if one of these Worlds has it."""

@@ -106,7 +106,7 @@ class Watched(Generic[T]):
         self.trouble = ""
         """Why nothing is heard now; empty while all is well."""
         self.fault = ""
-        """The last exception of who was told that was contained; empty: there was none."""
+        """The last contained exception of the callback; empty: none."""
         self.gap = False
         """What is told now came to be unseen: everything was read anew. How a thing that is gone ended is not known."""
 
@@ -138,7 +138,7 @@ class Watched(Generic[T]):
                     self._version = None
                 else:
                     self.hearing.broke(error)
-            except Exception as error:  # noqa: BLE001  a fault of what is told must not end the process
+            except Exception as error:  # noqa: BLE001  a fault in the callback must not end the process
                 reraise_memory_error(error)
                 self.trouble = self.fault = described(error)
                 report_fault(None, f"watch {self._path}", self.fault)
