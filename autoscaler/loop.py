@@ -131,11 +131,11 @@ class Loop:
         self._decide_now: Decide = Planner().plan
         self._empty = asyncio.Event()
         self._aside: dict[Hashable, Observation] = {}
-        """What could not be folded, by what it is about."""
+        """Observations that could not be folded, by `key_of`: folded after RETRY_S_MAX or when a quarantine ends."""
         self._unstopped: dict[ReplicaId, StopReplica] = {}
         """Stops that the driver failed to begin."""
         self._again_s = 0.0
-        """When both are tried again."""
+        """When both are tried again by time."""
         self._retry_s = 0.0
         """Nothing is decided before: the last decision failed, and no Model explains why."""
         self._failures = 0
@@ -211,6 +211,9 @@ class Loop:
             elif isinstance(one, FaultSeen) and one.model not in quarantined(self.world):
                 report_fault(one.model, "driver", one.reason)
         transitions = self._fold([*self._again(started_s), *batch], started_s)
+        if self._aside and quarantined(before) - quarantined(self.world):
+            self._again_s = started_s  # a quarantine is over
+            transitions += self._fold(self._again(started_s), started_s)
         actions: list[Action] = []
         asked: set[ModelName] = set()
         leads = self._writes_s() > 0.0

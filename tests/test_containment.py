@@ -215,6 +215,17 @@ def test_wake_ends_the_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loop.loop.world.faults[B.name].times == 1  # a fault within half an hour doubles the next quarantine
 
 
+def test_observations_of_a_quarantined_model_are_folded_when_its_quarantine_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faults = inject(monkeypatch, "autoscaler.fold_replicas:seen", concerns("b"))
+    loop = stepped(replica(B, "rb", ["gpu1"], state=S.STARTING))
+    loop.step(*seen(loop, B))
+    faults.stop()
+    assert loop.step(Tick()).replicas[ReplicaId("rb")].state is S.STARTING
+    assert loop.step(ModelWoken(model=B.name)).replicas[ReplicaId("rb")].state is S.READY
+
+
 def test_an_operator_can_stop_a_quarantined_model(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, "autoscaler.demand:wanted", concerns("b"))
     loop = stepped(replica(B, "rb"))
