@@ -88,3 +88,10 @@ def format_bytes(size: int) -> str:
         if size and size % _SUFFIX[suffix] == 0:
             return f"{size // _SUFFIX[suffix]}{suffix}"
     return str(size)
+
+
+def whole_number(text: object) -> int | None:
+    """The number that up to 15 decimal digits stand for; None: not such a text. (`int` raises beyond 4,300 digits.)"""
+    if isinstance(text, str) and len(text) <= 15 and text.isascii() and text.isdecimal():
+        return int(text)
+    return None

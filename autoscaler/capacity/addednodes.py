@@ -19,6 +19,7 @@ from autoscaler.foretold import asked_for
 from autoscaler.leases import Bought, Offer
 from autoscaler.podspec import GPU, selector_of
 from autoscaler.prices import Prices, bought
+from autoscaler.quantity import whole_number
 from autoscaler.settings import NodeKind, Settings, kind_of
 from autoscaler.taints import Taint
 from autoscaler.world import World
@@ -91,7 +92,7 @@ def needs(world: World, owner: ModelName) -> Needs:
 
 def shape(labels: Mapping[str, str], kind: NodeKind | None) -> Shape | None:
     """None: nobody tells, or only the running node does. Labels go before the Settings, as of nodes that are there."""
-    mib, count = _number(labels.get(MEMORY_MIB)), _number(labels.get(COUNT))
+    mib, count = whole_number(labels.get(MEMORY_MIB)) or 0, whole_number(labels.get(COUNT)) or 0
     product = labels.get(PRODUCT, "").removesuffix(SHARED)
     if kind is None:
         if not (mib and count):
@@ -111,12 +112,8 @@ def shape(labels: Mapping[str, str], kind: NodeKind | None) -> Shape | None:
 
 
 def _parts(labels: Mapping[str, str], said: int) -> int:
-    told = _number(labels.get(REPLICAS))
+    told = whole_number(labels.get(REPLICAS)) or 0
     return told if 1 <= told <= PARTS_MAX else said
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and len(text) <= 9 and text.isascii() and text.isdecimal() else 0
 
 
 def offer(provider: str, name: str, of: Shape, labels: Mapping[str, str], terms: Terms, settings: Settings) -> Offer:  # noqa: PLR0917  what, of whom, at what price

@@ -17,6 +17,7 @@ from autoscaler.capacity.server import SAID_MAX, Object
 from autoscaler.contract import ModelName
 from autoscaler.leases import AcquireOrder, Listed, Marks, Offer
 from autoscaler.podspec import GPU, MANAGED_BY, OURS
+from autoscaler.quantity import whole_number
 from autoscaler.tenant import unix_seconds
 from autoscaler.words import unaddressed
 from autoscaler.world import NodeId
@@ -152,13 +153,13 @@ def read(found: Object) -> Booking:
     metadata, status = found["metadata"], found.get("status") or {}
     notes: dict[str, str] = metadata.get("annotations") or {}
     offer = read_offer(notes)
-    devices, epoch = notes.get(DEVICES, ""), notes.get(EPOCH, "")
-    spoilt = offer is None or not devices.isdecimal() or not epoch.isdecimal()
+    devices, epoch = whole_number(notes.get(DEVICES)), whole_number(notes.get(EPOCH))
+    spoilt = offer is None or devices is None or epoch is None
     provider = notes.get(PROVIDER, "")
     return Booking(
         metadata["name"], provider, found.get("spec", {}).get("provisioningClassName", ""),
-        offer or Offer(provider=provider, name="", product="", memory_bytes=0), int(devices) if not spoilt else 1,
-        ModelName(notes.get(OWNER, "")), int(epoch) if not spoilt else 0, unix_seconds(metadata["creationTimestamp"]),
+        offer or Offer(provider=provider, name="", product="", memory_bytes=0), devices or 1,
+        ModelName(notes.get(OWNER, "")), epoch or 0, unix_seconds(metadata["creationTimestamp"]),
         str(metadata.get("resourceVersion", "")), "deletionTimestamp" in metadata, notes.get(NODE, ""),
         {one["type"]: _condition(one) for one in status.get("conditions") or ()},
         status.get("provisioningClassDetails") or {}, spoilt,
@@ -169,10 +170,9 @@ def read_node(found: Object) -> Node:
     """A Node."""
     metadata = found["metadata"]
     has: dict[str, str] = (found.get("status") or {}).get("allocatable") or {}
-    gpus = str(has.get(GPU, "0"))
     return Node(
         NodeId(metadata["name"]), metadata.get("labels") or {}, unix_seconds(metadata["creationTimestamp"]),
-        int(gpus) if gpus.isdecimal() else 0,
+        whole_number(str(has.get(GPU, "0"))) or 0,
     )  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def read_offer(notes: Mapping[str, str]) -> Offer | None:
     """As it was noted; None: it was not, or is spoilt."""
     try:
         return msgspec.json.decode(notes.get(OFFER, ""), type=Offer)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

@@ -124,7 +124,7 @@ def _note(key: str, text: str) -> Note | None:
         return None
     try:
         return msgspec.json.decode(text, type=Note)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None  # what somebody else wrote there is no Lease of ours
 
 

@@ -19,6 +19,7 @@ from autoscaler.capacity.server import Object
 from autoscaler.contract import ModelName
 from autoscaler.leases import AcquireOrder, Listed, Offer
 from autoscaler.podspec import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS
+from autoscaler.quantity import whole_number
 from autoscaler.tenant import unix_seconds
 
 PROVIDER, OWNER, EPOCH, DEVICES, OFFER = (OURS + one for one in ("provider", "owner", "epoch", "devices", "offer"))
@@ -83,11 +84,11 @@ def lease(found: Object, provider: str) -> Listed:
     said: Mapping[str, str] = found["metadata"].get("annotations") or {}
     try:
         offer = msgspec.json.decode(said.get(OFFER, ""), type=Offer)
-    except (msgspec.DecodeError, ValueError):
+    except (msgspec.DecodeError, RecursionError):
         offer = Offer(provider=provider, name="", product="", memory_bytes=0)
     return Listed(
-        name=found["metadata"]["name"], offer=offer, devices=max(1, _number(said.get(DEVICES))),
-        owner=ModelName(said.get(OWNER, "")), epoch=_number(said.get(EPOCH)),
+        name=found["metadata"]["name"], offer=offer, devices=max(1, whole_number(said.get(DEVICES)) or 0),
+        owner=ModelName(said.get(OWNER, "")), epoch=whole_number(said.get(EPOCH)) or 0,
     )  # fmt: skip
 
 
@@ -146,7 +147,3 @@ def duration_s(text: str) -> float | None:
     if not parts or "".join(map("".join, parts)) != text:
         return None
     return sum(int(many) * _SECONDS[unit] for many, unit in parts)
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and len(text) <= 9 and text.isascii() and text.isdecimal() else 0

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from autoscaler.capacity.addednodes import Shape, shape
 from autoscaler.capacity.server import Object
 from autoscaler.podspec import GPU
-from autoscaler.quantity import read_milli
+from autoscaler.quantity import read_milli, whole_number
 from autoscaler.settings import NodeKind, kind_of
 from autoscaler.taints import Taint
 
@@ -226,9 +226,9 @@ def _milli(amount: object) -> int:
 
 
 def _compared(operator: str, value: str, bound: str) -> bool:
-    if not (value.isdecimal() and bound.isdecimal()):
+    one, other = whole_number(value), whole_number(bound)
+    if one is None or other is None:
         return False
-    one, other = int(value), int(bound)
     answers = {"Gt": one > other, "Lt": one < other, "Gte": one >= other, "Lte": one <= other}
     return answers.get(operator, False)
 

@@ -29,6 +29,7 @@ from autoscaler.capacity.server import ENDED, SAID_MAX, Object
 from autoscaler.contract import ModelName
 from autoscaler.leases import NO_MARKS, AcquireOrder, Listed, Marks, Offer
 from autoscaler.podspec import GPU, MANAGED_BY, OURS, PLACE, QUEUE
+from autoscaler.quantity import whole_number
 from autoscaler.words import unaddressed
 
 API: Final = "kueue.x-k8s.io"
@@ -109,8 +110,8 @@ def read(found: Object) -> Place | None:
     metadata = found["metadata"]
     notes: dict[str, str] = metadata.get("annotations") or {}
     kept = PLACE in (metadata.get("labels") or {})
-    offer, devices, epoch = read_offer(notes), notes.get(DEVICES, ""), notes.get(EPOCH, "")
-    wrong = "" if offer is not None and devices.isdecimal() and epoch.isdecimal() else SPOILT
+    offer, devices, epoch = read_offer(notes), whole_number(notes.get(DEVICES)), whole_number(notes.get(EPOCH))
+    wrong = SPOILT if offer is None or devices is None or epoch is None else ""
     if found.get("status", {}).get("phase") in ENDED:
         wrong = OVER
     if wrong and not kept:
@@ -119,8 +120,8 @@ def read(found: Object) -> Place | None:
     provider = notes.get(PROVIDER, "")
     return Place(
         metadata["name"] if kept else notes.get(NAME, ""), provider,
-        offer or Offer(provider=provider, name="", product="", memory_bytes=0), int(devices) if not wrong else 1,
-        ModelName(notes.get(OWNER, "")), int(epoch) if not wrong else 0, kept, found["spec"].get("nodeName", ""),
+        offer or Offer(provider=provider, name="", product="", memory_bytes=0), devices or 1,
+        ModelName(notes.get(OWNER, "")), epoch or 0, kept, found["spec"].get("nodeName", ""),
         "deletionTimestamp" in metadata, ours, wrong,
     )  # fmt: skip
 

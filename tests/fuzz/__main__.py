@@ -29,6 +29,7 @@ INSTRUMENTED = {
     "yaml": ("autoscaler.strict_yaml", "autoscaler.expected", "autoscaler.rules"),
     "gguf": ("artifacts.gguf",), "safetensors": ("artifacts.hfconfig",),
     "port": ("pilotlight.ops_client", "pilotlight.show", "pilotlight.operating"),
+    "providers": ("autoscaler.capacity",),
 }  # fmt: skip
 """The targets, and whose coverage guides each. Targets are imported by who runs one, after that coverage is watched."""
 NAMES = tuple(INSTRUMENTED)

@@ -7,6 +7,7 @@ same name twice; `Written` is JSON text that no tree can hold.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from random import Random
 from typing import Final, NamedTuple
@@ -74,13 +75,29 @@ def retyped(value: object, random: Random) -> bytes:
     root = tree(value)
     spots = [(of, at) for of, at in _spots(root) if isinstance(_get(of, at), str | int)]
     for of, at in random.sample(spots, min(len(spots), random.randint(1, CHANGES_MAX))):
-        kind = type(_get(of, at))
-        _put(of, at, random.choice([one for one in VALUES if type(one) is kind and not _is_huge(one)]))
+        kind = _kind(_get(of, at))
+        _put(of, at, random.choice([one for one in VALUES if _kind(one) == kind]))
     return written(root)
 
 
-def _is_huge(value: object) -> bool:
-    return isinstance(value, int) and not -(2**63) <= value < 2**63
+_TIME = re.compile(r"\d{4}-(0\d|1[0-2])-\d\dT[0-2]\d:[0-5]\d:[0-5]\dZ")
+
+
+def fits(value: object, known: object) -> bool:
+    """Whether a plain value has the types of a known one, as a schema requires it: members, items, texts, numbers."""
+    if isinstance(value, dict) and isinstance(known, dict):
+        return value.keys() == known.keys() and all(fits(one, known[name]) for name, one in value.items())
+    if isinstance(value, list) and isinstance(known, list):
+        return len(value) == len(known) and all(map(fits, value, known))
+    return _kind(value) == _kind(known)
+
+
+def _kind(value: object) -> str:
+    """Its type in a schema: API servers check the format of times."""
+    if isinstance(value, str) and _TIME.fullmatch(value):
+        return "date-time"
+    huge = isinstance(value, int) and not -(2**63) <= value < 2**63
+    return "huge" if huge else type(value).__name__
 
 
 def mutated(value: object, random: Random, values: tuple[object, ...] = VALUES) -> bytes:

@@ -106,6 +106,12 @@ def _safetensors() -> Target:
     return Target(weights.folders, weights.FOLDER_SEEDS, weights.FOLDER_WORDS, weights.folder_case)
 
 
+def _providers() -> Target:
+    from tests.fuzz import providers
+
+    return Target(providers.providers, providers.seeds(), (), providers.case)
+
+
 def _port() -> Target:
     from tests.fuzz import port
 
@@ -127,6 +133,7 @@ MADE: dict[str, Callable[[], Target]] = {
     "gguf": _gguf,
     "safetensors": _safetensors,
     "port": _port,
+    "providers": _providers,
 }
 """A target imports what it tests when it is made: atheris takes seconds to import all of them."""
 

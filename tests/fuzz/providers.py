@@ -1,0 +1,96 @@
+"""What providers of capacity list, under fuzz: an odd object of the API server stops no provider.
+
+An input is one byte that chooses the provider, one that chooses an object that its API server has, and the object's new
+JSON. With it, the provider lists its orders and its offers. It may refuse, and it may raise nothing else. Their fields
+have the declared types.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from random import Random
+from typing import Any, Final
+
+from autoscaler.capacity.base import RefusedError
+from autoscaler.capacity.server import Object
+from tests.contracts.provider import order
+from tests.fuzz.hostile import fits, retyped
+from tests.fuzz.typed import misfit
+from tests.kit.cro_rack import Rack
+from tests.kit.objects import PlayedServer
+from tests.kit.queued import ProvisioningRig
+from tests.test_capacity_nodes import NodesRig
+from tests.test_kueue import KueueRig
+from tests.test_nodegroups import GroupRig
+
+MAKE: Final[tuple[Callable[[], Any], ...]] = (NodesRig, ProvisioningRig, KueueRig, GroupRig, Rack)
+
+
+def _server(rig: Any) -> PlayedServer:
+    server: PlayedServer = rig.karpenter if isinstance(rig, NodesRig) else rig.server
+    return server
+
+
+@cache
+def known(number: int) -> dict[str, Object]:
+    """All objects that there are when the provider has one order that has come and is used, by path."""
+    rig, found = MAKE[number](), dict[str, Object]()
+
+    async def ordered() -> None:
+        provider = rig.provider()
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await rig.until_here(made.id.name)
+        found.update(copy.deepcopy(_server(rig).objects))
+        rig.use(made.id.name)
+        found.update(copy.deepcopy(_server(rig).objects))
+
+    rig.run(ordered())
+    return found
+
+
+def providers(data: bytes) -> None:
+    """The provider's two lists, with one object replaced."""
+    if len(data) < 2:
+        return
+    number = data[0] % len(MAKE)
+    paths = sorted(known(number))
+    try:
+        found = json.loads(data[2:])
+    except (ValueError, RecursionError):
+        return
+    path = paths[data[1] % len(paths)]
+    if not fits(found, known(number)[path]):  # the API server refuses it
+        return
+    rig = MAKE[number]()
+
+    async def lists() -> None:
+        _server(rig).objects = copy.deepcopy(known(number)) | {path: found}
+        provider = rig.provider()
+        for ask in (provider.list, provider.offers):
+            with contextlib.suppress(RefusedError):
+                for one in await ask():
+                    assert not (wrong := misfit(one)), f"{type(one).__name__} {wrong}"
+
+    rig.run(lists())
+
+
+def _each() -> Iterator[tuple[int, int, Object]]:
+    for number in range(len(MAKE)):
+        objects = known(number)
+        yield from ((number, at, objects[path]) for at, path in enumerate(sorted(objects)))
+
+
+def seeds() -> tuple[bytes, ...]:
+    """Each object of each provider as it is."""
+    return tuple(bytes((number, at)) + json.dumps(one).encode() for number, at, one in _each())
+
+
+def case(random: Random) -> bytes:
+    """An object with other texts and numbers, as its schema allows it."""
+    number, at, one = random.choice(list(_each()))
+    return bytes((number, at)) + retyped(one, random)
