@@ -43,7 +43,7 @@ compiled: venv  ## build/compiled: the unpacked wheel, for benchmarks and tests
 	@bash scripts/compiled.sh
 
 test-compiled: venv  ## the gateway's tests with the compiled gateway
-	@bash scripts/compiled.sh test
+	@bash scripts/compiled.sh test -n 5
 
 image: venv  ## dist/pilotlight-image.tar: the OCI image, without a docker engine, and its bill of materials; needs mmdebstrap
 	@$(PY) -m scripts.image

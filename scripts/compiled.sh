@@ -53,6 +53,6 @@ mkdir -p "$tested"
 cp -r tests scripts pyproject.toml "$tested"
 cd "$tested"
 shift
-PYTHONPATH=$place:$tested exec "$python" -m pytest -n 5 --dist loadgroup --rootdir . --compiled --failure-logs="$logs" "$@" tests/wire tests/fuzz tests/process/test_official_clients.py \
+PYTHONPATH=$place:$tested exec "$python" -m pytest --dist loadgroup --rootdir . --compiled --failure-logs="$logs" "$@" tests/wire tests/fuzz tests/process/test_official_clients.py \
   tests/test_{admission,answer,cli,compiled,dialects,dispatch,dispatch_holds,dispatch_machine,host_check,multipart,pressure,queue,report}.py \
   tests/test_{reporting,rewrite,room,routes,scan,sse,sync,telemetry,tenants,upstream,walker}.py

@@ -26,11 +26,8 @@ ROOT = Path(__file__).parent.parent
 LOGS = ROOT / "build" / "test-logs"
 PYTHON = sys.executable
 IN_NETWORK = f"{PYTHON} -m tests.cluster.network {PYTHON}"
-WAITING_WORKERS = int(os.environ.get("WAITING_WORKERS", "5"))
-CLUSTER_WORKERS = int(os.environ.get("CLUSTER_WORKERS", "3"))
-"""The waiting tests and the cluster tests run at the same time. Each worker has a network of its own, and each worker
-of the cluster tests a control plane, which takes a tenth of a core even if it is idle.
-"""
+SLOW_MS = 40.0
+"""CPU time of a million empty loop turns. A machine that needs more is busy with fewer tests at the same time."""
 WAITING = ("gpu", "process", "wire")
 """Folders of tests that mostly wait, besides those on a control plane."""
 NO_TESTS = 5
@@ -159,6 +156,24 @@ def pytest(*words: str) -> list[str]:
     return [PYTHON, "-m", "pytest", *words]
 
 
+def is_slow() -> bool:
+    """Whether a core of this machine has less than half of the speed that the numbers of workers are for."""
+    begin = time.process_time()
+    for _ in range(1_000_000):
+        pass
+    return 1000 * (time.process_time() - begin) > SLOW_MS
+
+
+def workers() -> tuple[int, int]:
+    """How many waiting tests and how many cluster tests run at the same time, beside each other.
+
+    Each worker has a network of its own, and each worker of the cluster tests a control plane, which takes a tenth of a
+    core even if it is idle.
+    """
+    waiting, cluster = ("4", "2") if is_slow() else ("5", "3")
+    return int(os.environ.get("WAITING_WORKERS", waiting)), int(os.environ.get("CLUSTER_WORKERS", cluster))
+
+
 def in_networks(workers: int, *words: str) -> list[str]:
     """A run of pytest whose workers have a network of their own each."""
     return pytest("--dist", "loadgroup", "--tx", f"{workers}*popen//python={IN_NETWORK}", *words)
@@ -196,9 +211,10 @@ def stages(tier: str, options: Sequence[str]) -> list[Stage]:
     words = (*chosen, *options)
     computing = Part("computing tests", pytest("-n", "2", "--dist", "loadgroup", *folders, *words, "tests"))
     shard = any(option.startswith("--shard") for option in options)
-    cluster = Part("cluster tests", in_networks(CLUSTER_WORKERS, *words, "tests/cluster"))
-    compiled = Part("compiled gateway", ["bash", "scripts/compiled.sh", "test", *words])
-    waiting = Part("waiting tests", in_networks(WAITING_WORKERS, *words, *(f"tests/{folder}" for folder in WAITING)))
+    at_once, planes = workers()
+    cluster = Part("cluster tests", in_networks(planes, *words, "tests/cluster"))
+    compiled = Part("compiled gateway", ["bash", "scripts/compiled.sh", "test", "-n", str(at_once), *words])
+    waiting = Part("waiting tests", in_networks(at_once, *words, *(f"tests/{folder}" for folder in WAITING)))
     return [
         Stage(computing, builds() if shard else [*checks(), *builds()]),
         Stage(waiting, [cluster, compiled]),

@@ -225,7 +225,7 @@ async def test_case_29_the_autoscaler_is_killed_twice_under_warm_traffic(tmp_pat
         await until("what was adopted is reaped", lambda: one.children() == 3)
     calls = transcript(tmp_path, "ada")
     assert full_s(calls, slots, again_s) - again_s < HOLDS_BACK_S, "all Slots are used again"
-    assert most_at_once(calls) <= slots
+    assert most_at_once(calls) <= 2 * slots - 1, "what gateways may use of a leader that is silent for more than 5 s"
     assert [call.pid for call in calls].count(engine) == 101 + 3 * slots
 
 
