@@ -9,8 +9,17 @@ from typing import cast
 import pytest
 
 from autoscaler.drivers.kubernetes.access import Access
-from autoscaler.drivers.kubernetes.api import REQUEST_S_MAX, TRIES_MAX, Api, ApiError, UnreachableError
+from autoscaler.drivers.kubernetes.api import (
+    READ_S_MAX,
+    TRIES_MAX,
+    WRITE_S_MAX,
+    Api,
+    ApiError,
+    FencedError,
+    UnreachableError,
+)
 from autoscaler.drivers.kubernetes.budget import BURST, WRITES_PER_S, Budget
+from tests.sim import virtual
 
 
 class Nobody:
@@ -44,7 +53,7 @@ class Busy(Api):
 
 @pytest.mark.parametrize(
     ("takes_s", "retry_after_s", "tries"),
-    [(0.0, 1.0, TRIES_MAX), (12.0, 0.0, 3), (29.0, 10.0, 1), (9.0, 8.0, 2), (REQUEST_S_MAX, 0.0, 1)],
+    [(0.0, 1.0, TRIES_MAX), (12.0, 0.0, 3), (29.0, 10.0, 1), (9.0, 8.0, 2), (READ_S_MAX, 0.0, 1)],
     ids=["patience", "slow", "no-time-for-a-pause", "slow-and-patience", "hangs"],
 )
 async def test_all_tries_together_have_one_deadline(
@@ -61,8 +70,68 @@ async def test_all_tries_together_have_one_deadline(
     with pytest.raises((ApiError, UnreachableError)):
         await api.get("/x")
     assert len(api.limits_s) == tries
-    assert api.limits_s[0] == REQUEST_S_MAX
-    assert api.now_s <= REQUEST_S_MAX
+    assert api.limits_s[0] == READ_S_MAX
+    assert api.now_s <= READ_S_MAX
+
+
+class Slow(Api):
+    """Its server answers a write after so many seconds. This process leads, with a Lease of 15 s that it renews every
+    5 s, until `leads_until_s`.
+    """
+
+    def __init__(self, takes_s: float, leads_until_s: float) -> None:
+        super().__init__(cast("Access", Nobody()), self._left_s)
+        self._takes_s, self._leads_until_s = takes_s, leads_until_s
+        self._clock = asyncio.get_running_loop().time
+        self._begun_s = self._clock()
+        self.answered = False
+
+    def _left_s(self) -> float:
+        renewed_s = min(self.past_s() // 5.0 * 5.0, self._leads_until_s - 15.0)
+        return renewed_s + 15.0 - self.past_s()
+
+    def past_s(self) -> float:
+        return self._clock() - self._begun_s
+
+    async def _send(  # noqa: PLR0917  as that of Api
+        self, method: str, path: str, data: bytes | None, query: Mapping[str, str], headers: Mapping[str, str],
+        within_s: float,
+    ) -> bytes:  # fmt: skip
+        async with asyncio.timeout(within_s):
+            await asyncio.sleep(self._takes_s)
+        self.answered = True
+        return b"{}"
+
+
+@pytest.mark.parametrize(
+    ("takes_s", "leads_until_s", "ends_s"),
+    [(20.0, 1000.0, 20.0), (59.0, 1000.0, 59.0), (500.0, 1000.0, WRITE_S_MAX), (20.0, 18.0, 18.0)],
+    ids=["20-s-of-webhooks", "59-s-of-webhooks", "hangs", "leadership-is-lost"],
+)
+def test_a_write_takes_as_long_as_the_leadership_is_renewed(
+    takes_s: float, leads_until_s: float, ends_s: float
+) -> None:
+    async def write() -> None:
+        api = Slow(takes_s, leads_until_s)
+        is_answered = takes_s == ends_s
+        try:
+            await api.create("/x", {})
+        except UnreachableError:
+            assert not is_answered
+        assert api.past_s() == pytest.approx(ends_s)
+        await asyncio.sleep(takes_s)
+        assert api.answered == is_answered, "a write that nobody waits for is cancelled"
+
+    virtual.run(write())
+
+
+def test_a_write_is_not_sent_without_leadership() -> None:
+    async def write() -> None:
+        api = Slow(1.0, 0.0)
+        with pytest.raises(FencedError):
+            await api.create("/x", {})
+
+    virtual.run(write())
 
 
 async def test_who_gets_no_turn_in_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

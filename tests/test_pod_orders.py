@@ -225,3 +225,48 @@ class Hearing:
     def start_made(self, one: Replica) -> None:
         del one
         self.heard.append("made")
+
+    def start_refused(self, one: Replica, reason: str) -> None:
+        del one, reason
+        self.heard.append("refused")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message", "passes"),
+    [
+        (500, "InternalError", "etcdserver: leader changed", True),
+        (500, "InternalError", 'failed calling webhook "a": no endpoints available for service "b"', True),
+        (503, "ServiceUnavailable", "", True),
+        (504, "Timeout", "", True),
+        (408, "RequestTimeout", "", True),
+        (429, "TooManyRequests", "", True),
+        (409, "Conflict", "the object has been modified", True),
+        (403, "Forbidden", "exceeded quota: q", True),
+        (403, "Forbidden", "must specify limits.cpu", False),
+        (400, "BadRequest", "", False),
+        (422, "Invalid", "", False),
+        (409, "AlreadyExists", "a pod of its name exists that another made", False),
+    ],
+)
+async def test_a_start_waits_while_the_api_server_fails_and_ends_when_it_refuses(
+    status: int, reason: str, message: str, passes: bool
+) -> None:
+    class Failing(Server):
+        failures = 1
+
+        async def create(self, path: str, body: Object) -> Object:
+            del path, body
+            if self.failures:
+                self.failures -= 1
+                raise ApiError(status, reason, message)
+            assert self.pod is not None
+            return self.pod
+
+        async def get(self, path: str) -> Object:
+            raise ApiError(status, reason, message)
+
+    server, hears = Failing(), Hearing()
+    assert server.pod is not None
+    watched = cast("Watched[PodSeen]", Deaf())
+    await Orders(cast("Api", server), PATH, watched, cast("Hears", hears)).create(server.one, server.pod)
+    assert hears.heard == (["waits", "made"] if passes else ["refused"])

@@ -53,7 +53,7 @@ class Paper(Api):
         body: Object | list[Object] | None = None,
         kind: str = JSON,
         query: Mapping[str, str] | None = None,
-        within_s: float = 0.0,
+        within_s: float | None = None,
     ) -> bytes:
         if method == "GET":
             return b'{"items":[],"metadata":{}}'

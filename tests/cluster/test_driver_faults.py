@@ -20,7 +20,7 @@ from tests.cluster.conftest import make_namespace, next_number
 from tests.cluster.kubelet.node import Node
 from tests.cluster.kubelet.pod import IMAGE_ERROR, OUT_OF_MEMORY
 from tests.cluster.scene import Scene, changed, staged, until_told
-from tests.cluster.webhook import rejecting
+from tests.cluster.webhook import webhook
 from tests.contracts.driver import Manner
 from tests.kit.localrig import launch
 from tests.kit.observed import WAIT_S_MAX, running
@@ -209,18 +209,32 @@ async def refuses_pods(scene: Scene) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize(("listens", "told"), [(True, "no GPUs for you"), (False, "failed calling webhook")])
-async def test_a_webhook_that_rejects_or_is_not_there_is_told(
-    scene: Scene, tmp_path: Path, listens: bool, told: str
-) -> None:
-    async with rejecting(scene.api, scene.namespace, tmp_path, "no GPUs for you", listens=listens):
+async def test_the_words_of_a_webhook_that_rejects_a_pod_are_reported(scene: Scene, tmp_path: Path) -> None:
+    async with webhook(scene.api, scene.namespace, tmp_path, rejects="no GPUs for you"):
         await refuses_pods(scene)
         driver = scene.driver()
         async with running(driver) as observed:
             one, model = scene.engine("r1")
             driver.start(one, model)
-            assert told in (await observed.until(one.id, Seen.EXITED)).reason
-            assert told in driver.obstacle(model)
+            assert "no GPUs for you" in (await observed.until(one.id, Seen.EXITED)).reason
+            assert "no GPUs for you" in driver.obstacle(model)
+
+
+@pytest.mark.standard
+async def test_a_start_waits_for_a_webhook_that_is_away(scene: Scene, tmp_path: Path) -> None:
+    """K01 and K02: the API server answers 500, and a moment later the same request succeeds."""
+    async with webhook(scene.api, scene.namespace, tmp_path, listens=False) as listen:
+        await refuses_pods(scene)
+        driver = scene.driver()
+        async with running(driver) as observed:
+            one, model = scene.engine("r1")
+            driver.start(one, model)
+            told = await until_told(observed, one.id, lambda seen: seen.waits)
+            assert "failed calling webhook" in told.waits
+            assert driver.obstacle(model) == ""
+            await listen()
+            await observed.until(one.id, Seen.READY)
+            assert observed.words(one.id) == ["starting", "ready"]
 
 
 async def test_a_namespace_that_is_being_deleted_starts_nothing(api: Api, scene: Scene) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from autoscaler.drivers.kubernetes.api import Api
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
+from tests.cluster.webhook import webhook
 
 
 @pytest.mark.standard
@@ -41,3 +43,14 @@ async def test_pods_outlive_their_autoscaler_and_are_adopted(
             (second,) = (await api.get(pods))["items"]
         assert first["metadata"]["uid"] == second["metadata"]["uid"], "no second start"
         assert node.name == second["spec"]["nodeName"]
+
+
+async def test_a_call_is_answered_after_webhooks_that_take_longer_than_the_lease(
+    house: House, api: Api, namespace: str, node: Node, tmp_path: Path
+) -> None:
+    """K11, kubernetes#128162: a webhook that hangs, with failurePolicy Ignore, for 20 s; the Lease has 15 s."""
+    house.write(model("ada"))
+    async with house.running() as one, webhook(api, namespace, tmp_path, delay_s=600, timeout_s=20):
+        async with asyncio.timeout(120):
+            assert (await one.call("ada"))[0] == 200
+        assert len((await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]) == 1, node.name

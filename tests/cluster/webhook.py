@@ -1,4 +1,4 @@
-"""An admission webhook on 127.0.0.1 that rejects every pod of a namespace, with a sentence of its own."""
+"""An admission webhook on 127.0.0.1 for the pods of a namespace: it rejects them, is slow, or is away."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -31,18 +31,22 @@ async def _certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @asynccontextmanager
-async def rejecting(
-    api: Api, namespace: str, folder: Path, sentence: str, *, listens: bool = True
-) -> AsyncIterator[None]:
-    """While it is in force. Without `listens` nobody answers behind it."""
+async def webhook(
+    api: Api, namespace: str, folder: Path, *, rejects: str = "", delay_s: float = 0.0, timeout_s: int = 30,
+    listens: bool = True,
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:  # fmt: skip
+    """While it is in force. It admits each pod after `delay_s`, or rejects it with the sentence `rejects`. If it needs
+    more than `timeout_s` it is ignored. Without `listens` its connections are refused until what is yielded is called.
+    """
     key, certificate = await _certificate(folder)
     (port,) = free_ports(1)
 
     async def review(request: web.Request) -> web.Response:
         asked = (await request.json())["request"]
-        status = {"code": 403, "message": sentence}
+        await asyncio.sleep(delay_s)
+        verdict = {"allowed": False, "status": {"code": 403, "message": rejects}} if rejects else {"allowed": True}
         answer = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-                  "response": {"uid": asked["uid"], "allowed": False, "status": status}}  # fmt: skip
+                  "response": {"uid": asked["uid"], **verdict}}  # fmt: skip
         return web.Response(text=json.dumps(answer), content_type="application/json")
 
     app = web.Application()
@@ -51,11 +55,16 @@ async def rejecting(
     await runner.setup()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
-    if listens:
+
+    async def listen() -> None:
         await web.TCPSite(runner, HOST, port, ssl_context=context).start()
-    name = f"rejects-{namespace}"
+
+    if listens:
+        await listen()
+    name = f"webhook-{namespace}"
     hook: Object = {
-        "name": "pods.test.example", "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 30,
+        "name": "pods.test.example", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+        "timeoutSeconds": timeout_s, "failurePolicy": "Ignore" if delay_s > timeout_s else "Fail",
         "clientConfig": {
             "url": f"https://{HOST}:{port}/", "caBundle": base64.b64encode(certificate.read_bytes()).decode()
         },
@@ -67,7 +76,7 @@ async def rejecting(
         "metadata": {"name": name}, "webhooks": [hook],
     })  # fmt: skip
     try:
-        yield
+        yield listen
     finally:
         await api.delete(f"{CONFIGURATIONS}/{name}")
         await runner.cleanup()

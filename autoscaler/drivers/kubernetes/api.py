@@ -1,10 +1,10 @@
 """A Kubernetes API server, as plain dicts: requests, pages, watches.
 
-Owns one HTTP session. Promises: every request ends within REQUEST_S_MAX, all its tries together; 429 and Retry-After
-are obeyed, at most TRIES_MAX times and never all at once; requests keep to a budget; no write is sent, or waited for,
-after this process may not write; a refusal says what the server said. A watch is a stream of (type, object) that ends
-without an error whenever the server likes (it cuts slow watchers silently): who wants more goes on from the last
-version. It must not keep anything: caches are `watching`'s.
+Owns one HTTP session. Promises: every request ends within READ_S_MAX or WRITE_S_MAX, all its tries together; 429 and
+Retry-After are obeyed, at most TRIES_MAX times and never all at once; requests keep to a budget; no write is sent, or
+waited for, after this process may not write; a refusal says what the server said. A watch is a stream of (type, object)
+that ends without an error whenever the server likes (it cuts slow watchers silently): who wants more goes on from the
+last version. It must not keep anything: caches are `watching`'s.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
 Object = decoding.Object
 
-REQUEST_S_MAX = 30.0
+READ_S_MAX = 30.0
 """An API server that hangs does not say so (its GET has no end)."""
+WRITE_S_MAX = 60.0
+"""Two webhooks in a row may take 30 s each (`timeoutSeconds`)."""
 SEND_S_MIN = 0.001
 """Of a request whose turn comes in its last moment: to aiohttp 0 is no limit."""
 SILENT_S_MAX = 90.0
@@ -131,7 +133,7 @@ class Api:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    async def get(self, path: str, *, within_s: float = REQUEST_S_MAX, **query: str) -> Object:
+    async def get(self, path: str, *, within_s: float = READ_S_MAX, **query: str) -> Object:
         """One object, or one list whole. Raises ApiError, UnreachableError (like all below)."""
         return _object(path, await self._ask("GET", path, query=query, within_s=within_s))
 
@@ -189,11 +191,11 @@ class Api:
         body: Object | list[Object] | None = None,
         kind: str = JSON,
         query: Mapping[str, str] | None = None,
-        within_s: float = REQUEST_S_MAX,
+        within_s: float | None = None,
     ) -> bytes:
         """One request, again while the server asks for patience, and there is time for it."""
         now_s = asyncio.get_running_loop().time
-        ends_s = now_s() + within_s
+        ends_s = now_s() + (within_s if within_s is not None else READ_S_MAX if method == "GET" else WRITE_S_MAX)
         for tries_left in range(TRIES_MAX - 1, -1, -1):
             try:
                 return await self._ask_once(method, path, body, kind, query or {}, ends_s)
@@ -222,19 +224,33 @@ class Api:
         except TimeoutError:
             raise UnreachableError(f"{method} {path}: not sent, so many others were") from None
         within_s = max(SEND_S_MIN, ends_s - asyncio.get_running_loop().time())
-        if method != "GET":
-            within_s = min(within_s, self._writes_s())
-            if within_s <= 0:
-                raise FencedError(f"{method} {path}: another leads now")
+        if method != "GET" and self._writes_s() <= 0:
+            raise FencedError(f"{method} {path}: another leads now")
         data = None
         if body is not None:
             data, headers["Content-Type"] = msgspec.json.encode(body), kind
         self.requests += 1
+        sent = self._send(method, path, data, query, headers, within_s)
         try:
-            return await self._send(method, path, data, query, headers, within_s)
+            return await (sent if method == "GET" else self._while_we_may_write(sent))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self.answers = False
             raise UnreachableError(f"{method} {path}: {type(error).__name__}") from error
+
+    async def _while_we_may_write(self, sent: Coroutine[object, object, bytes]) -> bytes:
+        """The response to a write. Leadership is renewed meanwhile; if it is lost, the write is cancelled. Raises
+        TimeoutError.
+        """
+        task = asyncio.ensure_future(sent)
+        try:
+            while not task.done():
+                left_s = self._writes_s()
+                if left_s <= 0:
+                    raise TimeoutError
+                await asyncio.wait((task,), timeout=None if math.isinf(left_s) else left_s)
+        finally:
+            task.cancel()
+        return task.result()
 
     async def _send(  # noqa: PLR0917  once, above
         self,
@@ -298,7 +314,7 @@ class Api:
         self, path: str, query: Mapping[str, str], headers: Mapping[str, str], silent_s: float
     ) -> AsyncGenerator[tuple[str, Object | Unreadable], None]:
         """Raises ApiError, and what aiohttp raises."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_S_MAX, sock_read=silent_s)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=READ_S_MAX, sock_read=silent_s)
         async with self._open().get(
             self._access.server + path, params=query, headers=headers, timeout=timeout
         ) as answer:

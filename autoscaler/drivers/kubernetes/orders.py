@@ -26,12 +26,12 @@ from autoscaler.drivers.kubernetes.volumes import NodeVolumes
 from autoscaler.drivers.kubernetes.watching import Key, Watched
 from autoscaler.world import Replica
 
-RETRY_S, RETRY_S_MAX = 0.5, 10.0
+RETRY_S, RETRY_S_MAX = 0.2, 10.0
 """Pauses of an order that cannot be carried out yet: a quota is looked at, a server asked, so often."""
 CONFLICTS_MAX = 20
 """Versions that a pod may run through (its kubelet writes, too) between our mark and our delete."""
-BUSY = frozenset((429, 503, 504))
-"""From a server that cannot now."""
+BUSY = frozenset((408, 429))
+"""From a server that cannot now, as is every 5xx: etcd elects a leader, a webhook is not reachable."""
 QUOTA = "exceeded quota"
 """How the API server says that a ResourceQuota is used up (403)."""
 NO_ANSWER = "the API server does not answer"
@@ -310,4 +310,4 @@ class _Pauses:
 def _passes(error: ApiError) -> bool:
     """Whether the same request may succeed later with nothing changed in it."""
     contended = error.status == 409 and error.reason == "Conflict"  # of a ResourceQuota that others use, too
-    return error.status in BUSY or contended or (error.status == 403 and QUOTA in error.message)
+    return error.status in BUSY or error.status >= 500 or contended or (error.status == 403 and QUOTA in error.message)

@@ -195,7 +195,7 @@ class Runner:
             await self._again()
         except ApiError as error:
             self._refusals += 1
-            if (error.status == 409 or error.status >= TRANSIENT) and self._refusals < REFUSALS_MAX:
+            if (error.status in {408, 409, 429} or error.status >= TRANSIENT) and self._refusals < REFUSALS_MAX:
                 await self._again(CHANGED_S * 2.0**self._refusals if error.status == 409 else RETRY_S)
             else:
                 self._refused(f"{self.core.seen.key} cannot be scaled: {error}")
