@@ -217,6 +217,10 @@ def pod_object(
         ({"readinessProbe": {"httpGet": {"port": 9100}}}, (8080, 9100, "/", False)),
         ({"readinessProbe": {"tcpSocket": {"port": 9100}}}, (8080, 9100, None, False)),
         ({"readinessProbe": {"exec": {"command": ["true"]}}}, (8080, 8080, None, True)),
+        ({"readinessProbe": {"tcpSocket": {"port": 9100}, "initialDelaySeconds": 30}}, (8080, 8080, None, True)),
+        ({"readinessProbe": {"httpGet": {"port": 9100}, "successThreshold": 2}}, (8080, 8080, None, True)),
+        ({"readinessProbe": {"httpGet": {"port": 9100, "httpHeaders": [{"name": "A", "value": "b"}]}}},
+         (8080, 8080, None, True)),
     ],
 )  # fmt: skip
 def test_where_a_pod_answers_comes_from_its_own_template(
@@ -225,6 +229,48 @@ def test_where_a_pod_answers_comes_from_its_own_template(
     seen = read_pod(pod_object(container, {}), KEY, "engine")
     assert seen is not None
     assert (seen.port, seen.probe_port, seen.path, seen.kubelet_decides) == expected
+
+
+READY, WAITS = {"name": "proxy", "ready": True}, {"name": "proxy", "ready": False}
+STARTED = {"name": "engine", "started": True}
+PROBED = {"startupProbe": {"httpGet": {"port": 8080}}}
+GATE = {"readinessGates": [{"conditionType": "example.com/attached"}]}
+SIDECAR = {"initContainers": [{"name": "mesh", "restartPolicy": "Always"}, {"name": "first"}]}
+
+
+@pytest.mark.parametrize(
+    ("container", "spec", "status", "held"),
+    [
+        ({}, {}, {"containerStatuses": [READY]}, False),
+        ({}, {}, {"containerStatuses": [WAITS]}, True),
+        ({}, {}, {}, True),
+        (PROBED, {}, {"containerStatuses": [READY, {**STARTED, "started": False}]}, True),
+        (PROBED, {}, {"containerStatuses": [READY]}, True),
+        (PROBED, {}, {"containerStatuses": [READY, STARTED]}, False),
+        ({}, GATE, {"containerStatuses": [READY]}, True),
+        ({}, GATE, {"containerStatuses": [READY],
+                    "conditions": [{"type": "example.com/attached", "status": "True"}]}, False),
+        ({}, SIDECAR, {"containerStatuses": [READY], "initContainerStatuses": [{**WAITS, "name": "mesh"}]}, True),
+        ({}, SIDECAR, {"containerStatuses": [READY], "initContainerStatuses": [{**READY, "name": "mesh"}]}, False),
+    ],
+)  # fmt: skip
+def test_a_pod_is_held_until_its_kubelet_would_send_requests(
+    container: dict[str, Any], spec: dict[str, Any], status: dict[str, Any], held: bool
+) -> None:
+    found = pod_object(container, status)
+    seen = read_pod({**found, "spec": {**found["spec"], **spec}}, KEY, "engine")
+    assert seen is not None
+    assert seen.held == held
+
+
+def test_the_container_with_the_annotated_port_serves() -> None:
+    first = {"name": "web", "ports": [{"name": "http", "containerPort": 80}]}
+    killed = {"name": "engine", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+    found = pod_object({"ports": [{"containerPort": 9000}]}, {"containerStatuses": [killed]})
+    found["spec"]["containers"].insert(0, first)
+    seen = read_pod(found, KEY, "gone", 9000)
+    assert seen is not None
+    assert (seen.port, seen.ended) == (9000, "was killed for memory (OOMKilled)")
 
 
 def test_a_pod_that_something_else_controls_is_not_the_workloads() -> None:

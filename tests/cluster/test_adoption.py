@@ -431,3 +431,16 @@ async def test_autoscalers_change_no_more_of_what_they_adopt_than_they_need(
         }  # fmt: skip
         await acting.apply(f"{apps}/ada/scale", scale, "pilotlight")
     await api.delete(f"{pods}/ada", grace_s=0)
+
+
+@pytest.mark.parametrize("readiness", [False, True])
+async def test_a_pod_gets_requests_when_its_startup_probe_has_succeeded(adopting: Adopting, readiness: bool) -> None:
+    """K05, vllm-project/production-stack#619: the engine listens while it loads its model, and answers 503."""
+    ada = workload("ada", 0, {OURS + "models": "ada"}, "Deployment", "--start-delay", "4", "--loading-503")
+    container = ada["spec"]["template"]["spec"]["containers"][0]
+    container["startupProbe"] = {**container["readinessProbe"], "failureThreshold": 600}
+    if not readiness:
+        del container["readinessProbe"]
+    await adopting.api.create(f"{adopting.apps}/deployments", ada)
+    async with adopting.running(), asyncio.timeout(120):
+        assert [status for status, _ in await asyncio.gather(*(adopting.embed("ada") for _ in range(3)))] == [200] * 3

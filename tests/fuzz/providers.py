@@ -30,6 +30,11 @@ from tests.test_nodegroups import GroupRig
 MAKE: Final[tuple[Callable[[], Any], ...]] = (NodesRig, ProvisioningRig, KueueRig, GroupRig, Rack)
 
 
+WORDS: Final = (
+    b'"1000000000000000000"', b'"-1"', b'"1k"', b'""', b'"[[[["', b'"{}"', b'"\\u0000"', b'"9999-12-31T23:59:59Z"',
+)  # fmt: skip
+
+
 def _server(rig: Any) -> PlayedServer:
     server: PlayedServer = rig.karpenter if isinstance(rig, NodesRig) else rig.server
     return server

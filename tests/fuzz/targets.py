@@ -109,7 +109,7 @@ def _safetensors() -> Target:
 def _providers() -> Target:
     from tests.fuzz import providers
 
-    return Target(providers.providers, providers.seeds(), (), providers.case)
+    return Target(providers.providers, providers.seeds(), providers.WORDS, providers.case)
 
 
 def _port() -> Target:

@@ -43,8 +43,8 @@ class Bench:
         facts: dict[str, Any] = {
             "name": name, "uid": f"uid-{name}", "rank": 0, "replica": "", "intent": "", "goes_first": False,
             "created": f"2026-01-01T00:00:0{len(self.pods)}Z", "ip": "10.0.0.1", "port": 8080, "probe_port": 8080,
-            "path": "/", "kubelet_decides": False, "ready": False, "started_unix_s": 1.0, "ended": "", "over": False,
-            "waits": "", "leaving": False,
+            "path": "/", "kubelet_decides": False, "held": False, "ready": False, "started_unix_s": 1.0, "ended": "",
+            "over": False, "waits": "", "leaving": False,
         }  # fmt: skip
         if name in self.pods:
             facts = self.pods[name]._asdict()

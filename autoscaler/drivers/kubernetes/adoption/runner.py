@@ -161,9 +161,10 @@ class Runner:
             pod, began_s = self._uids[uid], self._now_s()
             answered = await _probe(pod)
             failed, ever = (0, True) if answered else (failed + 1, ever)
-            says = bool(answered) or (not ever and self._uids[uid].ready)
+            pod = self._uids[uid]
+            says = (bool(answered) and not pod.held) or (not ever and pod.ready)
             pause_s = probes.READY_EVERY_S
-            if says is not ready and (says or failed >= probes.FAILURES_MAX):
+            if says is not ready and (says or pod.held or failed >= probes.FAILURES_MAX):
                 ready = says
                 self.core.answered(uid, ready, self._now_s())
                 self.settle()
@@ -173,7 +174,8 @@ class Runner:
 
     async def _ask_once(self, pod: PodSeen) -> None:
         """Engines that were there before us are ready at once."""
-        runs = pod.started_unix_s is not None and pod.ip and not pod.kubelet_decides and not pod.leaving
+        probed = not (pod.kubelet_decides or pod.held)
+        runs = pod.started_unix_s is not None and pod.ip and probed and not pod.leaving
         if runs and await _probe(pod):
             self.core.answered(pod.uid, True, self._now_s())
 

@@ -16,6 +16,7 @@ from autoscaler.drivers.kubernetes.beginning import READY_TO_START
 from autoscaler.drivers.kubernetes.conditions import Said
 from autoscaler.drivers.kubernetes.vocabulary import CRASHES, ENDED, TEMPLATE_HASH, WRITER
 from autoscaler.podspec import OURS
+from autoscaler.quantity import whole_number
 
 Kind = Literal["Deployment", "StatefulSet"]
 LINGO = "lingo.substratus.ai/"
@@ -109,7 +110,11 @@ class PodSeen(NamedTuple):
     path: str | None
     """GET on it says whether it is ready; None: that it listens says so."""
     kubelet_decides: bool
-    """Its readiness is something that only a kubelet can ask."""
+    """Only its kubelet can probe it, or the probe has rules that only a kubelet keeps."""
+    held: bool
+    """It is not ready for its kubelet, whatever the probe answers: the startup probe has not succeeded, another
+    container is not ready, or a readiness gate is closed.
+    """
     ready: bool
     started_unix_s: float | None
     ended: str
@@ -143,6 +148,7 @@ def read_workload(kind: Kind, found: Object) -> WorkloadSeen | Left | None:
     managed = metadata.get("managedFields") or []
     annotated = _annotated(managed)
     ours, owner = _scaled_by(managed)
+    containers = spec["template"]["spec"]["containers"]
     failure = [c for c in found.get("status", {}).get("conditions") or [] if _is(c, "ReplicaFailure")]
     return WorkloadSeen(
         key=key,
@@ -151,7 +157,7 @@ def read_workload(kind: Kind, found: Object) -> WorkloadSeen | Left | None:
         named_unix_s=int(_unix_s(annotated)) if annotated else 0,
         notes=notes,
         selector=_selector(spec["selector"]),
-        container=_serving(spec["template"]["spec"]["containers"])["name"],
+        container=_serving(containers, whole_number(annotations.get(OURS + "port")))["name"],
         replicas=spec.get("replicas", 0),
         ours=ours,
         scaled_by=owner["manager"] if owner is not None else "",
@@ -224,7 +230,7 @@ def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None =
     if not owners or (owners[0]["kind"], owners[0]["name"]) != (CONTROLLERS[key.kind], _controller(key, metadata)):
         return None
     containers = found["spec"]["containers"]
-    serving = next((one for one in containers if one["name"] == container), _serving(containers))
+    serving = next((one for one in containers if one["name"] == container), _serving(containers, port))
     listens = port or _port(serving)
     probe_port, path, kubelet_decides = _readiness(serving, listens)
     states = {one["name"]: one for one in status.get("containerStatuses") or []}
@@ -237,6 +243,7 @@ def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None =
         replica=annotations.get(REPLICA, ""), intent=annotations.get(INTENT, ""),
         goes_first=annotations.get(COST) == GOES_FIRST, created=metadata["creationTimestamp"],
         ip=status.get("podIP", ""), port=listens, probe_port=probe_port, path=path, kubelet_decides=kubelet_decides,
+        held=_held(found["spec"], serving, status),
         ready=any(_is(one, "Ready") for one in status.get("conditions") or []),
         started_unix_s=_unix_s(running["startedAt"]) if running is not None and running.get("startedAt") else None,
         ended=ended, over=over, waits="" if running is not None else _waits(status, now),
@@ -252,8 +259,11 @@ def _controller(key: WorkloadKey, metadata: dict[str, Any]) -> str:
     return key.name if key.kind == "StatefulSet" else f"{key.name}-{hash}"
 
 
-def _serving(containers: list[dict[str, Any]]) -> dict[str, Any]:
-    """The container that has a port named http, else the first with a port, else the first."""
+def _serving(containers: list[dict[str, Any]], port: int | None = None) -> dict[str, Any]:
+    """The container with the port, else with a port named http, else the first with any port, else the first."""
+    given = [one for one in containers if any(has["containerPort"] == port for has in one.get("ports") or [])]
+    if given:
+        return given[0]
     named = [one for one in containers if any(port.get("name") == "http" for port in one.get("ports") or [])]
     return (named or [one for one in containers if one.get("ports")] or containers)[0]
 
@@ -265,16 +275,32 @@ def _port(container: dict[str, Any]) -> int:
 
 
 def _readiness(container: dict[str, Any], port: int) -> tuple[int, str | None, bool]:
-    """(port to ask, path to GET, only a kubelet can ask)."""
+    """(port to probe, path to GET, whether the kubelet decides)."""
     probe = container.get("readinessProbe")
     if probe is None:
         return port, None, False
+    if probe.get("initialDelaySeconds", 0) > 0 or probe.get("successThreshold", 1) > 1:
+        return port, None, True
     if "tcpSocket" in probe:
-        return _number(container, probe["tcpSocket"]["port"], port), None, False
+        return _number(container, probe["tcpSocket"]["port"], port), None, bool(probe["tcpSocket"].get("host"))
     get = probe.get("httpGet")
-    if get is None or get.get("scheme", "HTTP") != "HTTP":
+    if get is None or get.get("scheme", "HTTP") != "HTTP" or get.get("host") or get.get("httpHeaders"):
         return port, None, True
     return _number(container, get["port"], port), get.get("path") or "/", False
+
+
+def _held(spec: dict[str, Any], serving: dict[str, Any], status: dict[str, Any]) -> bool:
+    """See PodSeen. As a kubelet computes the condition Ready, but for the readiness probe of the container that serves:
+    https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-readiness-gate
+    """
+    statuses = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
+    of = {one["name"]: one for one in statuses}
+    sidecars = [one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"]
+    others = [one["name"] for one in (*spec["containers"], *sidecars) if one["name"] != serving["name"]]
+    starts = "startupProbe" in serving and not of.get(serving["name"], {}).get("started")
+    true = {one["type"] for one in status.get("conditions") or () if one["status"] == "True"}
+    closed = any(gate["conditionType"] not in true for gate in spec.get("readinessGates") or ())
+    return starts or closed or not all(of.get(name, {}).get("ready") for name in others)
 
 
 def _number(container: dict[str, Any], port: int | str, otherwise: int) -> int:
