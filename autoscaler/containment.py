@@ -16,35 +16,41 @@ from msgspec.structs import replace
 
 from autoscaler.actions import AcquireLease, Acted, Action, FailStart, StartReplica
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.cuttable import CutRefused
 from autoscaler.draft import Draft
 from autoscaler.faults import Failure, attempt, described, succeeds
 from autoscaler.fold import Observation, fold
 from autoscaler.fold_faults import quarantined
+from autoscaler.leases import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
 from autoscaler.masking import supposing
-from autoscaler.model import Model
+from autoscaler.model import Model, ModelSpec
 from autoscaler.observations import (
     DocumentsSeen,
     FaultSeen,
+    FollowingSeen,
+    GatewayGone,
+    GatewaySeen,
     Granted,
     HistorySeen,
+    LeadingSeen,
     ReplicaSeen,
     Reported,
     Seen,
     StartSeen,
     Transition,
 )
-from autoscaler.ordered import ModelStopped, ModelWoken
+from autoscaler.ordered import ModelStopped, ModelWoken, NodeReported
 from autoscaler.states import ReplicaState
 from autoscaler.world import Replica, World
 
 CULPRITS_MAX: Final = 16
-"""An exception that more Models cause at once is not theirs, but a defect that any Model may cause."""
+"""Culprits that are sought at once."""
 
 Name = TypeVar("Name", bound=Hashable)
 
 
 def culprits(names: Sequence[Name], works: Callable[[Collection[Name]], bool]) -> tuple[Name, ...]:
-    """A few of `names` without which `works` is true; empty: there are none, or more than CULPRITS_MAX.
+    """A few of `names` without which `works` is true; empty: there are none. At most CULPRITS_MAX.
 
     Where two are at fault only together, it is the one that comes later in `names` (see `suspected`). `works` gets
     the names to leave out. It is called about log2(len(names)) times for each culprit.
@@ -52,9 +58,7 @@ def culprits(names: Sequence[Name], works: Callable[[Collection[Name]], bool]) -
     found: list[Name] = []
     if not names or not works(names):
         return ()
-    while not works(found):
-        if len(found) == CULPRITS_MAX:
-            return ()
+    while len(found) < CULPRITS_MAX and not works(found):
         rest = [name for name in names if name not in found]
         fine, broken = 0, len(rest)  # with the first `fine` of them it works, with the first `broken` it does not
         while broken - fine > 1:
@@ -91,13 +95,14 @@ def suspected(names: Iterable[ModelName], error: Exception) -> list[ModelName]:
 
 
 class Folded(NamedTuple):
-    """What came of a batch. `aside`: observations that could not be folded, or only in part."""
+    """What came of a batch. `aside`: observations that could not be folded, or only in part; `folded`: all others."""
 
     world: World
     transitions: tuple[Transition, ...]
     faults: tuple[tuple[ModelName, Exception], ...]
     """Models that were quarantined, each with its exception."""
     aside: tuple[Observation, ...]
+    folded: tuple[Observation, ...]
     error: Exception | None
     """The last exception that no Model explains."""
 
@@ -106,24 +111,31 @@ def fold_apart(world: World, batch: Sequence[Observation], now_s: float) -> Fold
     """Folds a batch whose `fold` raised: each observation for itself, and without the Models that make it raise."""
     transitions: list[Transition] = []
     faults: list[tuple[ModelName, Exception]] = []
-    aside: list[Observation] = []
+    aside: dict[Hashable, Observation] = {}
+    folded: dict[Hashable, Observation] = {}
     last: Exception | None = None
     for one in batch:
-        done = attempt(partial(fold, world, (one,), now_s))
+        done, key = attempt(partial(fold, world, (one,), now_s)), key_of(one)
+        aside.pop(key, None)
         if isinstance(done, Failure):
-            found = _culprits_of(world, one, done.error, now_s)
+            folded.pop(key, None)
             if not isinstance(one, Reported | Acted):  # the next report repeats all of it; Actions are not repeated
-                aside.append(one)
-            if not found:
+                aside[key] = one
+            error, found = done.error, _culprits_of(world, one, done.error, now_s)
+            seen = [FaultSeen(model=name, reason=described(error)) for name in found]
+            held = _holding(world, one, now_s)
+            done = attempt(partial(fold, held, (*_rest(held, one, found), *seen), now_s)) if found else done
+            if isinstance(done, Failure):  # no Model explains it, or these do not explain all of it
                 last = done.error
+                done = attempt(partial(fold, held, seen, now_s))
+            if isinstance(done, Failure):
                 continue
-            faults += [(name, done.error) for name in found]
-            world = _holding(world, one, now_s)
-            seen = [FaultSeen(model=name, reason=described(done.error)) for name in found]
-            done = fold(world, (*seen, *_rest(world, one, found)), now_s)
+            faults += [(name, error) for name in found]
+        else:
+            folded[key] = one
         world, moved = done
         transitions += moved
-    return Folded(world, tuple(transitions), tuple(faults), tuple(aside), last)
+    return Folded(world, tuple(transitions), tuple(faults), tuple(aside.values()), tuple(folded.values()), last)
 
 
 def _holding(world: World, one: Observation, now_s: float) -> World:
@@ -159,10 +171,22 @@ def _rest(world: World, one: Observation, names: Collection[ModelName]) -> tuple
 def key_of(one: Observation) -> Hashable:
     """Two observations with one key are about the same thing: the later one replaces the earlier."""
     match one:
-        case ReplicaSeen():
+        case ReplicaSeen() | LeaseRefused():
             return type(one), one.id
-        case StartSeen() | HistorySeen() | ModelWoken() | ModelStopped() | FaultSeen():
+        case StartSeen() | HistorySeen() | FaultSeen():
             return type(one), one.model
+        case ModelWoken() | ModelStopped():
+            return ModelStopped, one.model
+        case GatewaySeen() | GatewayGone():
+            return GatewaySeen, one.gateway
+        case NodeReported():
+            return type(one), one.report.node
+        case CutRefused():
+            return type(one), one.node
+        case OffersSeen() | LeasesSeen() | ProviderTroubled():
+            return type(one), one.provider
+        case LeadingSeen() | FollowingSeen():
+            return LeadingSeen
         case _:
             return type(one)
 
@@ -208,12 +232,12 @@ def _owner(world: World, id: ReplicaId) -> ModelName | None:
 def without(world: World, one: Observation, names: Collection[ModelName]) -> Observation | None:
     """An observation without what it says of these Models; None: nothing is left.
 
-    Of documents, theirs stay as the World has them.
+    Of documents, theirs stay as the World has them. A new one is replaced by one that only has the name and who may
+    call it, so that requests are refused by name.
     """
     match one:
         case DocumentsSeen():
-            known = (world.models[name] for name in names if name in world.models)
-            return replace(one, models=(*(model for model in one.models if model.name not in names), *known))
+            return replace(one, models=tuple(_harmless(world, model, names) for model in one.models))
         case Reported():
             report = one.report
             rest = replace(
@@ -227,3 +251,11 @@ def without(world: World, one: Observation, names: Collection[ModelName]) -> Obs
             return Granted(holds=tuple(row for row in one.holds if _owner(world, row[1]) not in names))
         case _:
             return None if models_of(world, one) & frozenset(names) else one
+
+
+def _harmless(world: World, model: Model, names: Collection[ModelName]) -> Model:
+    if model.name not in names:
+        return model
+    spec = ModelSpec(engine="command", tenants=model.spec.tenants)
+    new = Model(name=model.name, spec=spec, namespace=model.namespace, created_unix_s=model.created_unix_s)
+    return world.models.get(model.name, new)

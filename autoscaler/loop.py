@@ -36,7 +36,7 @@ from autoscaler.actions import (
     StopReplica,
 )
 from autoscaler.capacity.base import Supplier
-from autoscaler.containment import culprits, fold_apart, key_of, model_of, suspected
+from autoscaler.containment import CULPRITS_MAX, culprits, fold_apart, key_of, model_of, suspected
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.cuttable import CutRefused
 from autoscaler.deficits import ORDERS_MAX
@@ -47,7 +47,15 @@ from autoscaler.fold_faults import quarantined
 from autoscaler.inbox import Inbox
 from autoscaler.leases import LeaseRefused
 from autoscaler.masking import masked, supposing
-from autoscaler.observations import FaultSeen, Granted, StartSeen, Tick, Transition
+from autoscaler.observations import (
+    FaultSeen,
+    FollowingSeen,
+    Granted,
+    LeadingSeen,
+    StartSeen,
+    Tick,
+    Transition,
+)
 from autoscaler.plan import Planner
 from autoscaler.winddown import wind_down
 from autoscaler.world import World
@@ -136,6 +144,8 @@ class Loop:
         """Stops that the driver failed to begin."""
         self._again_s = 0.0
         """When both are tried again by time."""
+        self._unfolded_s = -math.inf
+        """When an observation last could not be folded for a reason that no Model explains."""
         self._retry_s = 0.0
         """Nothing is decided before: the last decision failed, and no Model explains why."""
         self._failures = 0
@@ -210,6 +220,9 @@ class Loop:
                 self.trouble("driver", one.reason)
             elif isinstance(one, FaultSeen) and one.model not in quarantined(self.world):
                 report_fault(one.model, "driver", one.reason)
+            elif isinstance(one, LeadingSeen | FollowingSeen):  # of another leadership
+                self._aside.clear()
+                self._unstopped.clear()
         transitions = self._fold([*self._again(started_s), *batch], started_s)
         if self._aside and quarantined(before) - quarantined(self.world):
             self._again_s = started_s  # a quarantine is over
@@ -244,9 +257,12 @@ class Loop:
         That an obstacle is gone is for a later look to say: more may have to be learnt of what has come.
         """
         transitions: tuple[Transition, ...] = ()
+        faults = len(self.world.faults)
         while True:
             done = attempt(lambda: self.contained("plan", lambda world: self._decide_now(masked(world), now_s)))
             if isinstance(done, Failure):
+                if len(self.world.faults) > faults:
+                    self._failures = 0  # fewer Models are in the way the next time
                 self._degrade("plan", done.error, now_s)
                 self.plan = replace(self.plan, actions=(), tries=(), next_s=self._retry_s)
                 return transitions
@@ -256,7 +272,7 @@ class Loop:
             found = self._obstacles(looks)
             if not found:
                 self._failures = 0
-                for what in ("plan", "fold", "order") if self._troubles else ():
+                for what in ("plan", "order") if self._troubles else ():
                     self.trouble(what, "")
                 return transitions
             transitions += self._fold(found, now_s)
@@ -278,15 +294,20 @@ class Loop:
             self.world, transitions = done
             for one in batch if self._aside else ():
                 self._aside.pop(key_of(one), None)
+            if self._troubles and now_s >= self._unfolded_s + RETRY_S_MAX:
+                self.trouble("fold", "")
             return transitions
         apart = fold_apart(self.world, batch, now_s)
         self.world = apart.world
         for name, error in apart.faults:
             report_fault(name, "fold", described(error))
         if apart.error is not None:
-            self._degrade("fold", apart.error, now_s)
+            self.trouble("fold", described(apart.error))
+            self._unfolded_s = now_s
+        for one in apart.folded:
+            self._aside.pop(key_of(one), None)
         self._aside |= {key_of(one): one for one in apart.aside}
-        self._again_s = now_s + RETRY_S_MAX if apart.error is None else self._retry_s
+        self._again_s = now_s + RETRY_S_MAX
         return apart.transitions
 
     def _divided(self, now_s: float) -> Granted | None:
@@ -305,7 +326,8 @@ class Loop:
             self.fault(name, "shares", done.error)
         if not found:
             self.trouble("shares", described(done.error))
-        return some(found) if found else None
+        again = attempt(lambda: some(found)) if found else None
+        return None if isinstance(again, Failure) else again
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
@@ -323,16 +345,21 @@ class Loop:
             found = culprits(
                 suspected(names, done.error), lambda out: succeeds(lambda: compute(supposing(self.world, out)))
             )
-            if not found:
-                raise done.error
             for name in found:
                 self.fault(name, what, done.error)
+            if len(found) in {0, CULPRITS_MAX}:  # there may be more, which are sought the next time
+                raise done.error
 
     def fault(self, name: ModelName, what: str, error: Exception) -> None:
         """An exception that a Model caused: it is quarantined at once."""
         if name not in quarantined(self.world):
-            report_fault(name, what, described(error))
-            self.world, _ = fold(self.world, (FaultSeen(model=name, reason=described(error)),), self._clock())
+            reason = described(error)
+            report_fault(name, what, reason)
+            done = attempt(lambda: fold(self.world, (FaultSeen(model=name, reason=reason),), self._clock()))
+            if isinstance(done, Failure):  # of another Model, as time passes; the next step folds for each
+                self.observe((FaultSeen(model=name, reason=reason),))
+            else:
+                self.world, _ = done
             self._wake.set()
 
     def trouble(self, what: str, reason: str) -> None:

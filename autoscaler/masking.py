@@ -65,7 +65,11 @@ def masked(world: World, names: Collection[ModelName] | None = None) -> World:
 
 
 def _stand_in(model: Model, name: ModelName) -> Model:
-    spec = ModelSpec(engine="command", tenants=model.spec.tenants, priority=PINNED, paused=True)
+    of = model.spec
+    spec = ModelSpec(
+        engine="command", tenants=of.tenants, priority=PINNED, paused=True, start=of.start,
+        drain_seconds_max=of.drain_seconds_max,
+    )  # fmt: skip
     return Model(name=name, spec=spec, memory_bytes=model.memory_bytes)
 
 

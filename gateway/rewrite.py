@@ -285,6 +285,8 @@ def _check_unused(raw: Raw) -> None:
         names = _MEMBERS.decode(raw)
     except msgspec.ValidationError:
         return
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise invalid_request("stream_options is not valid JSON", param="stream_options") from None
     elsewhere.check_case(names, _USAGE)
 
 

@@ -18,8 +18,18 @@ from autoscaler.fold_faults import TRIAL_S
 from autoscaler.log import Log
 from autoscaler.loop import RETRY_S_MAX
 from autoscaler.masking import masked, supposing
-from autoscaler.model import Model
-from autoscaler.observations import DocumentsSeen, FaultSeen, GatewaySeen, ReplicaSeen, Reported, Seen, Tick
+from autoscaler.model import Model, Start
+from autoscaler.observations import (
+    DocumentsSeen,
+    FaultSeen,
+    FollowingSeen,
+    GatewayGone,
+    GatewaySeen,
+    ReplicaSeen,
+    Reported,
+    Seen,
+    Tick,
+)
 from autoscaler.ordered import ModelStopped, ModelWoken
 from autoscaler.plan import plan
 from autoscaler.states import ReplicaState as S
@@ -68,8 +78,8 @@ def test_the_culprits_are_found_with_few_trials(bad: set[int]) -> None:
     assert trials <= 2 + 9 * len(bad)
 
 
-def test_a_defect_that_any_model_causes_is_not_a_models() -> None:
-    assert culprits(range(100), lambda out: len(out) > CULPRITS_MAX) == ()
+def test_of_many_culprits_some_are_found() -> None:
+    assert len(culprits(range(100), lambda out: len(out) > CULPRITS_MAX)) == CULPRITS_MAX
     assert culprits(range(100), lambda _: False) == ()
     assert culprits([], lambda _: False) == ()
 
@@ -107,6 +117,12 @@ def test_replicas_of_a_quarantined_model_keep_their_room_and_cannot_be_evicted()
     hidden = masked(supposing(before, [big.name]))
     assert plan(hidden, T0).actions == ()
     assert [one.slices for one in hidden.replicas.values()] == [("gpu0",)]
+
+
+def test_a_quarantined_model_keeps_its_start_and_drain_times() -> None:
+    slow = model("slow", 10, start=Start(seconds_max=7200), drain_seconds_max=5000)
+    (stand_in,) = masked(supposing(world([slow], DEVICES, [replica(slow, "r")]), [slow.name])).models.values()
+    assert (stand_in.spec.start.seconds_max, stand_in.spec.drain_seconds_max) == (7200, 5000)
 
 
 def test_a_masked_world_keeps_the_tenants_of_a_model() -> None:
@@ -263,11 +279,71 @@ def test_an_observation_that_cannot_be_folded_is_retried(monkeypatch: pytest.Mon
     faults = inject(monkeypatch, "autoscaler.fold_reports:gateway_seen", lambda *_: True)
     after = loop.step(GatewaySeen(gateway=GatewayId("g2")), called(A))
     assert after.degraded.startswith("fold: InjectedError in ")
-    assert (after.loads[A.name].waiting, started(loop)) == (1, [])
+    assert (after.loads[A.name].waiting, started(loop)) == (1, ["a"]), "all else goes on"
     faults.stop()
-    loop.now_s += 1.0
+    loop.now_s += RETRY_S_MAX
     after = loop.step(Tick())
-    assert (after.degraded, "g2" in after.gateways, started(loop)) == ("", True, ["a"])
+    assert (after.degraded, "g2" in after.gateways) == ("", True)
+
+
+def test_an_observation_of_the_same_thing_replaces_one_that_could_not_be_folded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a replica that is gone would come back when the older observation is folded."""
+    faults = inject(monkeypatch, "autoscaler.fold_replicas:seen", lambda _, one: one.seen is Seen.READY)
+    loop = stepped(replica(B, "rb", ["gpu1"]))
+    one = loop.loop.world.replicas[ReplicaId("rb")]
+    loop.step(seen_of(one, Seen.READY), seen_of(one, Seen.EXITED), seen_of(one, Seen.CLEAN, proof="exited"))
+    faults.stop()
+    loop.now_s += RETRY_S_MAX
+    assert "rb" not in loop.step(Tick(), ModelWoken(model=B.name)).replicas
+
+
+def test_observations_of_two_gateways_do_not_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = stepped()
+    loop.step(*(GatewaySeen(gateway=GatewayId(name)) for name in ("g2", "g3")))
+    faults = inject(monkeypatch, "autoscaler.fold_reports:gateway_gone", lambda *_: True)
+    loop.step(*(GatewayGone(gateway=GatewayId(name)) for name in ("g2", "g3")))
+    faults.stop()
+    loop.now_s += RETRY_S_MAX
+    loop.step(Tick())
+    assert all(loop.loop.world.gateways[GatewayId(name)].gone for name in ("g2", "g3"))
+
+
+def test_what_could_not_be_done_is_forgotten_when_the_leadership_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = inject(monkeypatch, "tests.kit.steps:IdleDriver.stop", concerns("b"))
+    loop = stepped(replica(B, "rb", state=S.FAILED))
+    loop.step(called(A))
+    faults.stop()
+    loop.step(FollowingSeen())
+    loop.now_s += RETRY_S_MAX
+    loop.step(Tick())
+    assert not loop.driver.stopped
+
+
+def test_many_models_at_fault_do_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = [model(f"x{number}", 1) for number in range(2 * CULPRITS_MAX + 3)]
+    faults = inject(monkeypatch, "autoscaler.demand:wanted", lambda _, one, *__: one.name.startswith("x"))
+    loop = SteppedLoop(world([A, *bad], DEVICES))
+    for _ in range(4):
+        loop.step(called(A, *bad, now_s=loop.now_s))
+        loop.now_s += 1.0
+    assert started(loop) == ["a"]
+    assert set(loop.loop.world.faults) == {one.name for one in bad}
+    assert loop.loop.world.degraded == ""
+    assert faults.reported
+
+
+def test_a_new_model_whose_document_raises_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = inject(monkeypatch, "autoscaler.fold:corrected", lambda one, _: one.name == "b" and one.memory_bytes)
+    loop = SteppedLoop(world([A], DEVICES))
+    after = loop.step(DocumentsSeen(models=(A, B, C)), called(C))
+    assert set(after.models) == {"a", "b", "c"}
+    assert set(after.faults) == {"b"}
+    assert started(loop) == ["c"]
+    faults.stop()
+    loop.now_s += RETRY_S_MAX
+    assert loop.step(ModelWoken(model=B.name)).models[B.name] == B
 
 
 @pytest.mark.parametrize("order", ["start", "stop", "obstacle"])

@@ -38,6 +38,10 @@ JSON_SEEDS = tuple(
         b'{"model":"m","input":[{"a":1,"a":2}],"logit_bias":{"1":-100}}',
         b'{"model":"m","a":' + b"[" * 1200 + b"]" * 1200 + b"}",
         b'{"model":"m","stream_options":null,"stream":true}',
+        b'{"model":"m","stream_options":{"a":01}}',
+        b'{"model":"m","stream_options":{"a" 1}}',
+        b'{"model":"m","stream_options":{"\\ud800":1}}',
+        b'{"model":"m","stream_options":tru}',
     )
 )
 JSON_WORDS = (
