@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import stat
 import struct
+import time
 from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
@@ -25,6 +26,9 @@ from artifacts import ggufshape, kinds
 from artifacts.caches import Shape
 from artifacts.ggufshape import LAYERS_MAX, Value
 
+CPU_S_MAX = 2.0
+"""CPU time that headers may take, of one file or folder; a real one takes less than a tenth of a second."""
+OVERTIME = f"its header takes more than {CPU_S_MAX:.0f} s to read; no real model has such a header"
 HEADER_BYTES_MAX = 256 << 20
 """The largest vocabularies need about 20 MiB."""
 CHUNK_BYTES = 1 << 20
@@ -140,6 +144,7 @@ class _Header:
         self.base = self.at = 0
         """Where the buffer begins in the file, and the cursor."""
         self.texts = self.arrays = 0
+        self.ends_s = time.thread_time() + CPU_S_MAX
 
     def metadata(self) -> dict[str, Value]:
         """The keys that matter here; of the vocabulary only its length. Checks the tensor directory on the way."""
@@ -153,6 +158,7 @@ class _Header:
         tensors = self.count("tensors", TENSORS_MAX)
         found: dict[str, Value] = {}
         for _ in range(self.count("keys", KEYS_MAX)):
+            self.limit_time()
             key = self.text(KEY_BYTES_MAX)
             value = self.value(key)
             if value is not None:
@@ -203,6 +209,7 @@ class _Header:
             raise GgufError(f"{self.path}: claims {self.texts} texts; at most {TEXTS_MAX} are read")
         unpack = _U64.unpack_from
         while count:
+            self.limit_time()
             self.fill(self.at + 8)
             buffer, at, last = self.buffer, self.at - self.base, len(self.buffer) - 8
             while count and at <= last:
@@ -215,6 +222,7 @@ class _Header:
         """The tensor directory: every tensor must begin within the file, which an unfinished download breaks."""
         last = 0
         for _ in range(tensors):
+            self.limit_time()
             self.text(KEY_BYTES_MAX)
             dimensions = self.number("<I")
             if dimensions > 4:
@@ -223,6 +231,11 @@ class _Header:
             last = max(last, self.number("<Q"))
         if tensors and self.at + last >= self.size:
             raise GgufError(f"{self.path}: truncated: its last tensor begins behind the end of the file")
+
+    def limit_time(self) -> None:
+        """Raises GgufError when the header has taken CPU_S_MAX."""
+        if time.thread_time() > self.ends_s:
+            raise GgufError(f"{self.path}: {OVERTIME}")
 
     def count(self, what: str, most: int) -> int:
         """A count that the file claims, within its bound."""

@@ -9,6 +9,7 @@ Format: https://huggingface.co/docs/safetensors (eight bytes with the length of 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from artifacts.caches import Layer, Shape, bounded
+from artifacts.gguf import CPU_S_MAX, OVERTIME
 
 CONFIG_BYTES_MAX, CONFIG_VALUES_MAX = 4 << 20, 200_000
 INDEX_BYTES_MAX, INDEX_VALUES_MAX = 32 << 20, 400_000
@@ -169,7 +171,8 @@ def _weights_bytes(folder: Path) -> int:
     odd = next((name for name in names if not _is_file_name(name)), None)
     if odd is not None:
         raise ConfigError(f"{index}: {odd[:80]!r} is no name of a file")
-    return sum(_file_bytes(folder / name) for name in names)
+    ends_s = time.thread_time() + CPU_S_MAX
+    return sum(_file_bytes(folder / name, ends_s) for name in names)
 
 
 def _is_file_name(name: str) -> bool:
@@ -190,8 +193,10 @@ def _exists(path: Path) -> bool:
         raise ConfigError(f"{path}: {error.strerror}") from None
 
 
-def _file_bytes(path: Path) -> int:
-    """Its size, where its header says that it is whole."""
+def _file_bytes(path: Path, ends_s: float) -> int:
+    """Its size, where its header says that it is whole. `ends_s`: a CPU time of this thread, by which all are read."""
+    if time.thread_time() > ends_s:
+        raise ConfigError(f"{path}: {OVERTIME}")
     try:
         with path.open("rb") as file:
             size, begin = path.stat().st_size, file.read(8)

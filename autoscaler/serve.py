@@ -39,7 +39,7 @@ from autoscaler.contract import (
     decoder,
 )
 from autoscaler.door import Door, Role, permits
-from autoscaler.faults import Failure, attempt
+from autoscaler.faults import Failure, attempt, described
 from autoscaler.fold_reports import repeats
 from autoscaler.loop import Loop, Step
 from autoscaler.nodetelling import NodeTelling
@@ -109,7 +109,7 @@ class Feed:
             said_s = said_s if message is None else now_s
             return None if message is None else _encode(message)
 
-        return self._messages(delta)
+        return self._messages("routes", delta)
 
     def catalogue(self) -> AsyncGenerator[bytes]:
         """Models and Tenants, with the same heartbeat; none are told before the documents are known."""
@@ -124,7 +124,7 @@ class Feed:
                 message = CatalogueDelta(epoch=after.epoch, version=after.version)
             return None if message is None else _encode(message)
 
-        return self._messages(delta)
+        return self._messages("catalogue", delta)
 
     def _changed_since(
         self, before: World | None, change: Callable[[World, World], D | None], full: Callable[[World], D]
@@ -137,16 +137,18 @@ class Feed:
 
         return self._loop.contained("publish", compute)
 
-    async def _messages(self, delta: Callable[[World | None], bytes | None]) -> AsyncGenerator[bytes]:
+    async def _messages(self, what: str, delta: Callable[[World | None], bytes | None]) -> AsyncGenerator[bytes]:
         changed = asyncio.Event()
         self._changed[changed] = None
         sent: World | None = None
         try:
             while True:
                 changed.clear()
-                message, sent = delta(sent), self._loop.world
-                if message is not None:
-                    yield message
+                done = attempt(partial(delta, sent))
+                self._loop.trouble(what, described(done.error) if isinstance(done, Failure) else "")
+                sent = None if isinstance(done, Failure) else self._loop.world
+                if isinstance(done, bytes):
+                    yield done
                 try:
                     async with asyncio.timeout(HEARTBEAT_S):
                         await changed.wait()

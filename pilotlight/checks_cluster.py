@@ -8,7 +8,7 @@ are asked: the one pod that is sent is a dry run. Where a right to look is missi
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from autoscaler.attached import sites
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.crds import GROUP, MODEL, TENANT, Kind, definition
-from autoscaler.drivers.kubernetes import claims, kubeai, pods
+from autoscaler.drivers.kubernetes import pods
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.rights import Right, Scope, rights
 from autoscaler.drivers.kubernetes.unreadable import Unreadable
@@ -149,16 +149,20 @@ async def _resources(api: Api, path: str) -> list[dict[str, Any]]:
 async def rights_given(api: Api, scene: Scene) -> list[Finding]:
     """Every right of the list, of the account or of oneself; one line for each that is missing."""
     missing: list[Finding] = []
-    asked = rights(
-        scene.scope, scene.adopted, cordons=scene.cordons, cutting=scene.cutting, volumes=scene.volumes,
-        capacity=scene.capacity,
-    )  # fmt: skip
+    asked = _rights(scene)
     for right in asked:
         lacks = [verb for verb in right.verbs if not await _may(api, scene, right, verb)]
         if lacks:
             missing.append(_missing(scene, right, lacks))
     who = scene.account or "this user"
     return missing or [Finding("rights", "ok", f"{who} has all {sum(len(one.verbs) for one in asked)}")]
+
+
+def _rights(scene: Scene) -> Sequence[Right]:
+    return rights(
+        scene.scope, scene.adopted, cordons=scene.cordons, cutting=scene.cutting, volumes=scene.volumes,
+        capacity=scene.capacity,
+    )  # fmt: skip
 
 
 def _missing(scene: Scene, right: Right, lacks: list[str]) -> Finding:
@@ -228,27 +232,23 @@ async def nodes(api: Api, scene: Scene) -> list[Finding]:
 
 
 async def objects(api: Api, scene: Scene) -> list[Finding]:
-    """The objects that an autoscaler skips because it cannot decode them."""
-    of_models = f"/apis/{GROUP}/v1alpha1"
-    paths = [
-        f"{of_models}/models",
-        f"{of_models}/tenants",
-        NODES,
-        claims.CLAIMS,
-        claims.PUBLISHED,
-        f"/apis/{kubeai.API_VERSION}/models",
-    ]
-    if scene.scope == "namespace":
-        paths = [f"{of_models}/namespaces/{scene.engines}/models"]
-    found: list[Unreadable] = []
-    for path in paths:
+    """The objects that an autoscaler skips because it cannot decode them: of all kinds that it may list."""
+    listed = [one for one in _rights(scene) if "list" in one.verbs]
+    if scene.scope == "cluster":
+        listed.append(Right("kubeai.org", "models", ("list",), "cluster", ""))
+    places = dict.fromkeys((one.group, one.resource, _namespace(scene, one), one.name) for one in listed)
+    found: dict[tuple[str, str, str], Unreadable] = {}
+    for group, resource, namespace, name in places:
         try:
-            async for page in api.pages(path):
-                found += page.unreadable
+            at = (await api.get(f"/apis/{group}"))["preferredVersion"]["groupVersion"] if group else "v1"
+            within = f"/namespaces/{namespace}" if namespace else ""
+            query = {"fieldSelector": f"metadata.name={name}"} if name else {}
+            async for page in api.pages(f"/{'apis' if group else 'api'}/{at}{within}/{resource}", query):
+                found |= {(one.kind, one.namespace, one.name): one for one in page.unreadable}
         except ApiError as error:
             if error.status not in (403, 404):  # `rights` names a missing right; not every cluster has every kind
                 raise
-    return [Finding("objects", "warning", skipped(one), SKIPPED_FIX) for one in found]
+    return [Finding("objects", "warning", skipped(one), SKIPPED_FIX) for one in found.values()]
 
 
 def skipped(one: Unreadable) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: ServeOptions) -> int:
     """The exit status of `serve`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it is kept until the supervisor can reload
     documents = gather(options.models, options.configs, options.state)
     if options.print_config:
         document(to_yaml(documents))

@@ -109,6 +109,7 @@ class Supervisor:
     def run(self) -> int:
         """Returns the exit status of the whole: 0 after an orderly stop."""
         self._signals = Signals(SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # of a reload during the start
         become_subreaper()
         children = [self._autoscaler, *self._gateways]
         for child in children:

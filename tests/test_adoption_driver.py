@@ -8,16 +8,22 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers import contained
+from autoscaler.drivers.kubernetes.adoption import driver, runner
+from autoscaler.drivers.kubernetes.adoption.annotations import Others, model_of
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
+from autoscaler.drivers.kubernetes.adoption.seen import PodSeen, WorkloadSeen
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object
 from autoscaler.drivers.kubernetes.lease import Elector
 from autoscaler.drivers.kubernetes.unreadable import UnreadableObjects
+from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.model import Model
 from autoscaler.names import Origin
-from autoscaler.observations import ReplicaSeen, Seen
+from autoscaler.observations import FaultSeen, ReplicaSeen, Seen
 from pilotlight.cluster import Cluster, ClusterOptions
 from tests.kit.apiserver import Event, bookmark
 from tests.kit.observed import Observed, running
@@ -122,6 +128,10 @@ class House:
             while not all(any(id.startswith(name) and now is how for id, now in self.now().items())
                           for name, how in seen):  # fmt: skip
                 await asyncio.sleep(0)
+
+    def faults(self) -> list[FaultSeen]:
+        """What the driver reported of exceptions."""
+        return [one for one in self._observed.all if isinstance(one, FaultSeen)]
 
     def model(self, name: str) -> Model:
         """What is made of a Deployment."""
@@ -257,3 +267,51 @@ def test_own_and_adopted_pods_are_probed_at_one_pace_and_in_no_haste_before_we_l
     assert pace is cluster._own._asking._pace
     assert pace is cluster._resources.adopted._pace
     assert not pace.leads
+
+
+async def test_an_exception_about_one_workload_is_a_fault_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = model_of
+
+    def odd(seen: WorkloadSeen, others: Others) -> Model:
+        if seen.key.name == "ada" and ("pilotlight.dev/slots", "7") in seen.notes:
+            raise KeyError("odd")
+        return real(seen, others)
+
+    async with serving("ada", "bert") as house:
+        monkeypatch.setattr(driver, "model_of", odd)
+        house.plane.put(APPS, deployment("ada", models="ada", slots="7"))
+        house.plane.put(APPS, deployment("bert", models="bert", slots="9"))
+        await house.until_model("bert", lambda model: model.slots == 9)
+        assert [(one.model, "KeyError" in one.reason) for one in house.faults()] == [("ada", True)]
+
+
+async def test_a_runner_that_raises_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contained, "PAUSE_S", 0.0)
+    real, odd = runner.Runner._ask_once, iter([True])
+
+    async def once(self: runner.Runner, pod: PodSeen) -> None:
+        if self.core.seen.key.name == "ada" and next(odd, False):
+            raise KeyError("odd")
+        await real(self, pod)
+
+    monkeypatch.setattr(runner.Runner, "_ask_once", once)
+    async with serving("ada", "bert") as house:
+        assert [one.model for one in house.faults() if one.reason] == ["ada"]
+        assert set(house.now().values()) == {Seen.READY}
+
+
+def test_a_change_that_a_callback_failed_to_take_is_reported_again() -> None:
+    took: list[object] = []
+
+    def changed(changes: list[Change[str]]) -> None:
+        if not took:
+            took.append("raised")
+            raise KeyError("odd")
+        took.extend(changes)
+
+    watched = Watched(cast("Api", None), "/x", str, changed)
+    key = Key("n", "a")
+    with pytest.raises(KeyError):
+        watched._tell([(key, "new")])
+    watched._tell([(key, "new")])
+    assert took == ["raised", Change(key, None, "new")]

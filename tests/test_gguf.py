@@ -74,6 +74,14 @@ def test_heads_may_differ_per_block_and_key_length_may_come_last(tmp_path: Path)
     assert [(one.key_elements, one.value_elements) for one in info.shape.layers] == [(32, 16), (96, 48)]
 
 
+def test_a_header_that_takes_too_much_time_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.gguf"
+    tinygguf.make(path, "x")
+    monkeypatch.setattr(gguf, "CPU_S_MAX", 0.0)
+    with pytest.raises(gguf.GgufError, match=r"a\.gguf: its header takes more than 2 s to read"):
+        gguf.read(path)
+
+
 def test_a_path_that_cannot_be_opened_is_said_in_one_line(tmp_path: Path) -> None:
     for name, why in (("a" * 300, "File name too long"), ("a\0b", "embedded null byte")):
         with pytest.raises(gguf.GgufError, match=why) as caught:

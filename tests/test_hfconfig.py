@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from artifacts import hfconfig
 from artifacts.caches import BYTES_MAX, Serving, paged
 from artifacts.hfconfig import CONFIG_BYTES_MAX, INDEX, ConfigError, read
 from autoscaler.contract import ModelName
@@ -64,6 +65,12 @@ def test_weights_are_the_files_and_a_token_is_what_an_8b_model_needs(folder: Pat
     assert made.shape.weights_bytes == (folder / "model.safetensors").stat().st_size
     assert paged(made.shape, Serving(slots=1)).token_bytes == 128 << 10
     assert (made.shape.context_tokens, made.shape.vocabulary) == (131072, 128256)
+
+
+def test_headers_that_take_too_much_time_are_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hfconfig, "CPU_S_MAX", 0.0)
+    with pytest.raises(ConfigError, match=r"\.safetensors: its header takes more than 2 s to read"):
+        read(folder)
 
 
 def test_latent_attention_and_states_are_counted(folder: Path) -> None:

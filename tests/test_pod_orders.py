@@ -226,6 +226,14 @@ class Hearing:
         del one
         self.heard.append("made")
 
+    def is_gone(self, one: Replica) -> None:
+        del one
+        self.heard.append("gone")
+
+    def order_failed(self, replica: str, reason: str) -> None:
+        del replica
+        self.heard.append(reason.partition(":")[0].split()[0])
+
     def start_refused(self, one: Replica, reason: str) -> None:
         del one, reason
         self.heard.append("refused")
@@ -270,3 +278,19 @@ async def test_a_start_waits_while_the_api_server_fails_and_ends_when_it_refuses
     watched = cast("Watched[PodSeen]", Deaf())
     await Orders(cast("Api", server), PATH, watched, cast("Hears", hears)).create(server.one, server.pod)
     assert hears.heard == (["waits", "made"] if passes else ["refused"])
+
+
+async def test_a_delete_that_raises_is_reported_and_tried_again() -> None:
+    class Odd(Server):
+        odd = 2
+
+        async def delete(self, path: str, *, uid: str, version: str | None, grace_s: int | None) -> Object:
+            self.odd -= 1
+            if self.odd >= 0:
+                raise KeyError("metadata")
+            return await super().delete(path, uid=uid, version=version, grace_s=grace_s)
+
+    server, hears = Odd(), Hearing()
+    watched = cast("Watched[PodSeen]", Deaf())
+    await Orders(cast("Api", server), PATH, watched, cast("Hears", hears)).delete(server.one, 5.0)
+    assert (server.pod, hears.heard) == (None, ["KeyError"])

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes import nodes, orders, pods, volumes
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.overlay import CollisionError, refuse_collisions
@@ -90,7 +91,7 @@ def test_settings_that_use_the_name_of_the_weights_volume_are_an_error() -> None
     """A document cannot say so; an older Model that is not read again may."""
     theirs = Pod(volumes=({"name": volumes.NAME, "emptyDir": {}},))
     with pytest.raises(CollisionError, match=f"the volume {volumes.NAME} is used by Pilotlight in this pod"):
-        refuse_collisions(theirs, PodFields(), seen(CLAIM).pod)
+        refuse_collisions(theirs, (), PodFields(), seen(CLAIM).pod)
 
 
 def test_with_hostpath_no_security_context_of_a_model_is_allowed() -> None:
@@ -313,6 +314,9 @@ class Hears(Deaf):
 
     def start_waits(self, one: Replica, reason: str) -> None:
         self.told.append(f"{one.id} waits: {reason}")
+
+    def order_failed(self, replica: ReplicaId, reason: str) -> None:
+        raise AssertionError(reason)
 
     def start_refused(self, one: Replica, reason: str) -> None:
         self.told.append(f"{one.id} refused: {reason}")

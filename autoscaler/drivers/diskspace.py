@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,8 +33,11 @@ def is_full(space: Space) -> bool:
 
 
 def space(folder: Path) -> Space:
-    """Of the file system of `folder`; see statvfs(3). Raises OSError."""
-    found = os.statvfs(folder)
+    """Of the file system of `folder`; see statvfs(3). Unlimited if that fails: writing to it will name the error."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return Space(sys.maxsize)
     return Space(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -75,6 +76,9 @@ class House:
                     await asyncio.sleep(0.05)
             async with aiohttp.ClientSession() as self.session:
                 yield self
+        for log in folder.glob("autoscaler*.log"):
+            faults = [line for line in log.read_text().splitlines() if re.search("event=(model_faulty|degraded)", line)]
+            assert not faults, "a contained exception that no test injected"
 
     async def _start(self, log: Path) -> None:
         folder = self._folder

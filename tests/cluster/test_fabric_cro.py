@@ -14,7 +14,7 @@ from autoscaler.capacity.fabric_cro import NODES, CroFabric
 from autoscaler.capacity.fabric_requests import API, MANAGED_BY, REQUESTS, RESOURCES
 from autoscaler.capacity.server import Object
 from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api, UnreachableError
+from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, Settings
 from autoscaler.world import World
@@ -97,9 +97,13 @@ class CroRig:
                 spec = one["spec"].get("resource", one["spec"])
                 if spec["model"] == self._model:
                     at = f"{path}/{one['metadata']['name']}"
-                    await self._api.patch(at, {"metadata": {"finalizers": None}})
-                    if "deletionTimestamp" not in one["metadata"]:
-                        await self._api.delete(at)
+                    try:
+                        await self._api.patch(at, {"metadata": {"finalizers": None}})
+                        if "deletionTimestamp" not in one["metadata"]:
+                            await self._api.delete(at)
+                    except ApiError as error:
+                        if error.status != 404:  # its controller has removed the finalizer meanwhile
+                            raise
         await self._api.delete(f"{NODES}/{self._name}")
         await self._api.delete(f"/api/v1/namespaces/{self._name}")
 

@@ -36,7 +36,7 @@ from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.refused import Refused
 from autoscaler.drivers.kubernetes.told import is_news, is_of, seen_in, unbound
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
-from autoscaler.faults import Failure, attempt, described
+from autoscaler.faults import Failure, attempt, described, reraise_memory_error
 from autoscaler.model import Model
 from autoscaler.nodewants import Laid
 from autoscaler.observations import ReplicaSeen, Seen, Synced
@@ -210,6 +210,11 @@ class KubernetesDriver:
         self._begun.pop(replica.id, None)
         self._observe((unbound(replica, Seen.CLEAN, proof=clearing.ASSUMED),))
 
+    def order_failed(self, replica: ReplicaId, reason: str) -> None:
+        """An exception; the order is tried again."""
+        told = self._told.get(replica)
+        faults_of(NO_MODEL if told is None else told.model, self._observe)(reason)
+
     def _order(self, model: ModelName, *orders: Coroutine[object, object, None]) -> None:
         """`model` is the one that they are for."""
         for order in orders:
@@ -223,7 +228,7 @@ class KubernetesDriver:
         self.look_again()
         if self._listens:
             for pod in list(self._pods.items.values()):
-                self._locate(pod)
+                self._contain(pod.model, partial(self._locate, pod))
                 if is_node:
                     self._contain(pod.model, partial(self._judge, pod, pod))
 
@@ -276,10 +281,13 @@ class KubernetesDriver:
         found, self._listens = list(self._pods.items.values()), True
         half_gone = {pod.replica: asyncio.Event() for pod in found if pod.ended or pod.leaving}
         self._clean |= half_gone
-        ready = await asyncio.gather(*(self._asking.answers(pod) for pod in found))
+        ready = await asyncio.gather(*(self._asking.answers(pod) for pod in found), return_exceptions=True)
         for pod, is_ready in zip(found, ready, strict=True):
-            if is_ready and not pod.leaving:
-                self._see(pod, Seen.READY)  # at once: how long it has run is not how long it took to start
+            if isinstance(is_ready, Exception):
+                reraise_memory_error(is_ready)
+                faults_of(pod.model, self._observe)(described(is_ready))
+            elif is_ready is True and not pod.leaving:  # at once: its age is not the duration of its start
+                self._contain(pod.model, partial(self._see, pod, Seen.READY))
             self._contain(pod.model, partial(self._judge, None, self._pods.items.get(_key(pod))))
         self._order(NO_MODEL, *self._orders.take_over(self._stopping))
         with contextlib.suppress(TimeoutError):

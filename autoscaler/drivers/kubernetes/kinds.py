@@ -108,4 +108,8 @@ class Kinds:
             self._news.clear()
             if all(path in self._absent or watched.synced.is_set() for path, watched in self._watches.items()):
                 self._whole.update(path for path, watched in self._watches.items() if watched.synced.is_set())
-                self._put()
+                try:
+                    self._put()
+                except BaseException:
+                    self._news.set()  # it is tried again
+                    raise

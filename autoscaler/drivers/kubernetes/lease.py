@@ -58,6 +58,8 @@ class Elector:
         self._found: Object = {}
         """The Lease as it was last read or written: others' labels on it stay."""
         self._told: int | None = None
+        self._begun = False
+        """The process has begun to lead; False: it raised, and is asked again."""
         self._wake = asyncio.Event()
         self._trouble = ""
 
@@ -137,10 +139,11 @@ class Elector:
             if limit is not None:
                 limit.reschedule(asyncio.get_running_loop().time() + self._candidate.duration_s * RENEW)
         epoch = self._candidate.epoch(self._clock())
-        if epoch is not None and self._told is None:
+        if epoch is not None and (self._told is None or not self._begun):
             log.warning("event=leading epoch=%d", epoch)
+            self._told, self._begun = epoch, False
             process.lead(epoch)
-            self._told = epoch
+            self._begun = True
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

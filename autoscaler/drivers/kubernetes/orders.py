@@ -19,11 +19,13 @@ from typing import Protocol
 from autoscaler.compare import STOP_GRACE_S
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes import pods
+from autoscaler.drivers.kubernetes.access import MALFORMED
 from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.claims import Claims
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.volumes import NodeVolumes
 from autoscaler.drivers.kubernetes.watching import Key, Watched
+from autoscaler.faults import described
 from autoscaler.world import Replica
 
 RETRY_S, RETRY_S_MAX = 0.2, 10.0
@@ -53,6 +55,9 @@ class Hears(Protocol):
 
     def is_gone(self, replica: Replica) -> None:
         """What is to be stopped does not exist."""
+
+    def order_failed(self, replica: ReplicaId, reason: str) -> None:
+        """An exception; the order is tried again."""
 
 
 class Orders:
@@ -285,6 +290,12 @@ class Orders:
             except (UnreachableError, ApiError) as error:
                 if not said and not isinstance(error, UnreachableError) and not _passes(error):
                     _log.error("its pod cannot be changed; it is tried on replica=%s error=%s", replica, error)
+                    said = True
+                await pauses.rest()
+                continue
+            except MALFORMED as error:  # an answer that cannot be read: the pod holds its devices until it is gone
+                if not said:
+                    self._hears.order_failed(replica, described(error))
                     said = True
                 await pauses.rest()
                 continue

@@ -47,18 +47,22 @@ class CollisionError(Exception):
     """A name that a document uses is one that Pilotlight uses in this pod. `str()` says which, and what to do."""
 
 
-def refuse_collisions(over: Pod, asks: PodFields, weights: Pod) -> None:
-    """Raises CollisionError if `over` would replace what the pod asks for its devices, or how it sees its weights."""
+def refuse_collisions(over: Pod, env: Iterable[str], asks: PodFields, weights: Pod) -> None:
+    """Raises CollisionError if `over`, or a variable of `env`, would replace what the pod asks for its devices, or how
+    it sees its weights.
+    """
     amounts = {**over.resources.requests, **over.resources.limits}
     pairs = (
         ("label", over.labels, asks.labels), ("annotation", over.annotations, asks.annotations),
-        ("resource", amounts, asks.limits),
+        ("resource", amounts, asks.limits), ("environment variable", env, asks.env),
         ("volume", _words(over.volumes, "name"), _words(weights.volumes, "name")),
         ("mount path", _words(over.volume_mounts, "mountPath"), _words(weights.volume_mounts, "mountPath")),
     )  # fmt: skip
     for what, theirs, ours in pairs:
         if same := sorted(set(theirs) & set(ours)):
-            raise CollisionError(f"the {what} {same[0]} is used by Pilotlight in this pod: leave it out of `pod`")
+            raise CollisionError(
+                f"the {what} {same[0]} is used by Pilotlight in this pod: remove it from the Model or the Settings"
+            )
 
 
 def _words(items: Iterable[Mapping[str, object]], key: str) -> set[str]:

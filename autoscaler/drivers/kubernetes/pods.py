@@ -29,6 +29,7 @@ from autoscaler.drivers.kubernetes.volumes import claimed
 from autoscaler.hosts import NOTHING, Beside
 from autoscaler.model import Model
 from autoscaler.podspec import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, SAFE_TO_EVICT, EnvSource, Pod
+from autoscaler.quantity import whole_number
 from autoscaler.slicing import table
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.hami import Held
@@ -194,7 +195,7 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
     said = (Pod(priority_class_name=priority_class), defaults or Pod(), Pod(resources=spec.resources), spec.pod)
     seen = weights or claimed(spec.artifact)
     for over in said:
-        refuse_collisions(over, asks, seen)
+        refuse_collisions(over, model.spec.env, asks, seen)
         pod = lay(pod, over)
     pod = lay(pod, seen)
     if selector is not None:
@@ -303,12 +304,12 @@ def read(pod: Object) -> PodSeen | None:
     def note(name: str) -> str:
         return notes.get(OURS + name, "")
 
-    numbers = [note(name) for name in ("memory-bytes", "compute-percent", "slots")]
+    numbers = [whole_number(note(name)) for name in ("memory-bytes", "compute-percent", "slots")]
     ports = [port["containerPort"] for one in pod["spec"]["containers"] for port in one.get("ports") or ()
              if (one["name"], port.get("name")) == (ENGINE, "http")]  # fmt: skip
-    if not note("intent") or not ports or not all(number.isdecimal() for number in numbers):
+    memory_bytes, compute_percent, slots = numbers
+    if not note("intent") or not ports or memory_bytes is None or compute_percent is None or slots is None:
         return None
-    memory_bytes, compute_percent, slots = map(int, numbers)
     statuses: list[Object] = status.get("containerStatuses") or []
     state: dict[str, Any] = next((one.get("state", {}) for one in statuses if one["name"] == ENGINE), {})
     started = state.get("running", {}).get("startedAt")

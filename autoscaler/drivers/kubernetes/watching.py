@@ -294,8 +294,17 @@ class Watched(Generic[T]):
                 self.items[key] = new
             if old != new:
                 changes.append(Change(key, old, new))
-        if changes:
+        if not changes:
+            return
+        try:
             self._changed(changes)
+        except BaseException:  # not reported: the next list reports it again
+            for key, old, _ in changes:
+                if old is None:
+                    self.items.pop(key, None)
+                else:
+                    self.items[key] = old
+            raise
 
 
 def _key_of(found: Object | Unreadable) -> Key:

@@ -27,6 +27,8 @@ class Candidate:
         self.taken = ""
         """What others have of its names, in a sentence."""
         self.problem = ""
+        self.faulty = False
+        """An exception was reported that no Model could be blamed for."""
         self.told = self.logged = ""
         self.released = False
         """It is gone, or its annotation is; what is left are Replicas that end."""

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import Observe
+from autoscaler.drivers.contained import NO_MODEL, faults_of, persist
 from autoscaler.drivers.kubernetes.adoption.annotations import (
     USUAL,
     WRONG,
@@ -50,6 +51,7 @@ from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
 from autoscaler.drivers.kubernetes.told import unbound
 from autoscaler.drivers.kubernetes.watching import Change, Watched
+from autoscaler.faults import Failure, attempt, described
 from autoscaler.model import Model
 from autoscaler.names import Origin
 from autoscaler.observations import Seen, Synced
@@ -148,7 +150,7 @@ class AdoptedDriver:
                 await workloads.synced.wait()
             self._listens = True
             for key in tuple(self._candidates):
-                self._judge(key)
+                self._contain(key, partial(self._judge, key))
             self._publish()
             runners = self._runners()
             with contextlib.suppress(TimeoutError):
@@ -162,12 +164,15 @@ class AdoptedDriver:
         """See SharedDriver; before the first Synced that is to come."""
         self._leads = True
         self._showing.lead()
-        for candidate in self._candidates.values():
-            self._say(candidate)
-        for runner in self._runners():
-            runner.lead()
+        for key, candidate in self._candidates.items():
+            self._contain(key, partial(self._lead, candidate))
         if self._synced:
             self._means.observe((Synced(),))
+
+    def _lead(self, candidate: Candidate) -> None:
+        self._say(candidate)
+        if candidate.runner is not None:
+            candidate.runner.lead()
 
     async def follow(self) -> None:
         """See SharedDriver."""
@@ -180,7 +185,7 @@ class AdoptedDriver:
             now = names.get(_origin(key)), taken.get(_origin(key), "")
             if now != (candidate.called, candidate.taken):
                 candidate.called, candidate.taken = now
-                self._judge(key)
+                self._contain(key, partial(self._judge, key))
 
     def obstacle(self, model: Model) -> str:
         """What makes a start impossible: there is nothing to scale."""
@@ -212,12 +217,30 @@ class AdoptedDriver:
     def _runners(self) -> list[Runner]:
         return [candidate.runner for candidate in self._candidates.values() if candidate.runner is not None]
 
+    # --- faults -------------------------------------------------------------------------------------------------------
+
+    def _contain(self, key: WorkloadKey, work: Callable[[], None]) -> None:
+        """What `work` raises is a fault of the workload's Model; if it has none yet, of no Model."""
+        done, candidate = attempt(work), self._candidates.get(key)
+        if isinstance(done, Failure):
+            self._report(candidate, f"{key}: {described(done.error)}")
+        elif candidate is not None and candidate.faulty:
+            candidate.faulty = False
+            self._report(candidate, "")
+
+    def _report(self, candidate: Candidate | None, reason: str) -> None:
+        model = None if candidate is None else candidate.model
+        if candidate is not None:
+            candidate.faulty = bool(reason) and model is None
+        name = NO_MODEL if candidate is None or model is None else candidate.called or model.name
+        faults_of(name, self._means.observe)(reason)
+
     # --- workloads ----------------------------------------------------------------------------------------------------
 
     def _workloads_changed(self, changes: list[Change[WorkloadSeen | Left]]) -> None:
         for _, old, new in changes:
             if isinstance(new, WorkloadSeen):
-                self._see(new)
+                self._contain(new.key, partial(self._see, new))
                 continue
             if new is not None:
                 self._showing.see(new, None)
@@ -261,7 +284,7 @@ class AdoptedDriver:
                 self._scalers[new.target] = new.title
             for one in filter(None, (old, new)):
                 if self._listens and one.target in self._candidates:
-                    self._judge(one.target)
+                    self._contain(one.target, partial(self._judge, one.target))
         if self._listens:
             self._publish()
 
@@ -288,7 +311,8 @@ class AdoptedDriver:
         if candidate.runner is None:
             core = Workload(good, model, mode, self._unix_s() - self._clock())
             candidate.runner = Runner(core, self._means)
-            candidate.running = self._tasks.create_task(candidate.runner.run())
+            report = partial(self._report, candidate)
+            candidate.running = self._tasks.create_task(persist(candidate.runner.run, report))
         else:
             candidate.runner.core.see(good, model, mode, self._clock())
             candidate.runner.settle()
@@ -312,14 +336,14 @@ class AdoptedDriver:
         """Settings are others: a person's scale may hold longer now, or not any more."""
         if self._listens:
             for key in [key for key, one in self._candidates.items() if one.hand is not None]:
-                self._judge(key)
+                self._contain(key, partial(self._judge, key))
             self._publish()
 
     def _hold_over(self, key: WorkloadKey) -> None:
         candidate = self._candidates.get(key)
         if candidate is not None:
             candidate.hand = None
-            self._judge(key)
+            self._contain(key, partial(self._judge, key))
             self._publish()
 
     def _release(self, candidate: Candidate, *, at_once: bool = False) -> None:

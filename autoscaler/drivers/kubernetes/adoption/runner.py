@@ -67,13 +67,18 @@ class Runner:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. It may run again after an exception."""
+        self._tasks = asyncio.TaskGroup()
+        self._asking.clear()
         try:
             async with self._tasks as tasks:
                 tasks.create_task(self._pods.run())
                 await self._pods.synced.wait()
                 await asyncio.gather(*(self._ask_once(pod) for pod in tuple(self._uids.values())))
-                self.core.begin(self._now_s())
+                if not self.begun.is_set():
+                    self.core.begin(self._now_s())
+                for uid in tuple(self._uids):
+                    self._ask_or_not(uid)
                 self.settle()
                 self.begun.set()
                 await self._write_levels()
