@@ -138,8 +138,8 @@ def permits(endpoints: Mapping[str, Role]) -> Middleware:
         if needed in roles:
             return await handler(request)
         shown = " or ".join(sorted(roles)) or "neither"
-        log.warning("event=contract_refused reason='%s is for the role %s, not %s'", path, needed, shown)
-        error = f"{path} is for the role {needed}; the role of this token or certificate is {shown}"
+        log.warning("event=contract_refused reason='%s requires the role %s, not %s'", path, needed, shown)
+        error = f"{path} requires the role {needed}; this token or certificate has the role {shown}"
         return web.json_response({"error": error}, status=403)
 
     return check

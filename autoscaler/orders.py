@@ -109,7 +109,7 @@ def _wake(world: World, model: Model) -> Order:
     if model.spec.paused:
         raise OrderError(409, f"{name} is paused: set spec.paused to false first")
     if name in quarantined(world):
-        says = f"{name} is tried again"
+        says = f"retrying {name} now"
         return Order(Told(verb="wake", kind="model", name=name, says=says), ModelWoken(model=name))
     if name in world.obstacles:
         raise OrderError(409, f"{name} cannot start: {world.obstacles[name]}")

@@ -186,7 +186,7 @@ class ContractServer:
         except msgspec.DecodeError as error:
             return web.json_response({"error": f"not a report: {error}"}, status=400)
         if odd := odd_name(report):
-            return web.json_response({"error": f"not a report: no name that clients may send - at `{odd}`"}, status=400)
+            return web.json_response({"error": f"invalid report: illegal name - at `{odd}`"}, status=400)
         if report.epoch == self._loop.world.epoch and report.version > self._loop.world.version:
             why = "not a report: Routes of this version were never sent - at `$.version`"
             return web.json_response({"error": why}, status=400)
@@ -230,7 +230,7 @@ class ContractServer:
         known = self._loop.world.gateways
         if gateway in known or len(known) < GATEWAYS_MAX:
             return None
-        error = f"{GATEWAYS_MAX} gateways are known: those that ended are forgotten after two minutes"
+        error = f"the limit of {GATEWAYS_MAX} gateways is reached; gateways that ended are removed after two minutes"
         return web.json_response({"error": error}, status=503)
 
 

@@ -115,7 +115,7 @@ def read(text: str) -> list[object]:
         raise YamlError(f"longer than {TEXT_CHARS_MAX} characters")
     if found := _SURROGATE.search(text):
         line = text.count("\n", 0, found.start())
-        raise YamlError(f"line {line + 1}: half a surrogate pair is no character")
+        raise YamlError(f"line {line + 1}: an unpaired surrogate is not a character")
     loader: _Loader | None = None
     try:
         loader = _Loader(text)
@@ -156,7 +156,7 @@ def _values(loader: _Loader) -> list[object]:
         size = _measure(document, {})
         nodes += size.nodes
         if nodes > NODES_MAX:
-            _refuse(document, f"more than {NODES_MAX} values after aliases are replaced by what they stand for")
+            _refuse(document, f"more than {NODES_MAX} values after alias expansion")
         value = loader.construct_document(document)
         if value is not None:
             values.append(value)
@@ -164,14 +164,14 @@ def _values(loader: _Loader) -> list[object]:
 
 
 def _measure(node: yaml.Node, known: dict[int, _Size]) -> _Size:
-    """Raises yaml.MarkedYAMLError for what is nested too deeply or contains itself, and for half a surrogate pair.
+    """Raises yaml.MarkedYAMLError for what is nested too deeply or contains itself, and for an unpaired surrogate.
 
     `known`: sizes of nodes that were seen, by identity.
     """
     size = known.get(id(node))
     if size is not None:
         if not size.height:
-            _refuse(node, "an alias stands for what contains it")
+            _refuse(node, "an alias refers to a node that contains it")
         return size
     known[id(node)] = _Size(0, 0)
     inner: Iterable[yaml.Node] = ()
@@ -183,7 +183,7 @@ def _measure(node: yaml.Node, known: dict[int, _Size]) -> _Size:
         try:  # JSON escapes a character above U+FFFF as a pair, which PyYAML leaves as it is
             node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            _refuse(node, "half a surrogate pair is no character")
+            _refuse(node, "an unpaired surrogate is not a character")
     sizes = [_measure(one, known) for one in inner]
     size = known[id(node)] = _Size(
         1 + sum(one.nodes for one in sizes), 1 + max((one.height for one in sizes), default=0)

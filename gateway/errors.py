@@ -106,8 +106,8 @@ def origin_not_allowed() -> CallError:
     return CallError(
         403,
         "origin_not_allowed",
-        "this port needs no API key, so it refuses requests of web pages; to allow one, add its origin to cors.origins "
-        "in Settings",
+        "because this port requires no API key, it rejects requests from web pages; to allow one, add its origin to "
+        "cors.origins in Settings",
     )
 
 

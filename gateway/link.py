@@ -110,7 +110,9 @@ def distrust(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientResponseError) and error.status == 401:
         return "the autoscaler refuses our token: --token-file must hold one of its tokens"
     if isinstance(error, aiohttp.ClientResponseError) and error.status == 403:
-        return "the autoscaler refuses our token or certificate: it must be a gateway's, and it is an agent's"
+        return (
+            "the autoscaler rejects this gateway's token or certificate: it belongs to an agent; use one for gateways"
+        )
     cause = error.__cause__ if isinstance(error, aiohttp.ClientError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"the autoscaler's certificate: {cause.verify_message.partition(',')[0]}"

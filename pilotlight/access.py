@@ -104,7 +104,7 @@ def check_port(address: Address, access: Access, *, accounts: bool = False) -> N
     """Raises click's usage error where anybody could report, or read along. `accounts`: some are named."""
     identity = access.identity
     if access.agent_token is not None and access.token is None and not accounts:
-        raise click.UsageError("--agent-token-file: gateways could not report: give --token-file, too")
+        raise click.UsageError("--agent-token-file requires --token-file, or gateways cannot report")
     if access.agent_name and identity.ca is None:
         raise click.UsageError("--agent-certificate-name: no client shows a certificate: give --contract-ca-file, too")
     if access.token is None and identity.ca is None and not accounts:

@@ -267,7 +267,10 @@ def check_contract(options: AutoscalerOptions) -> None:
         named = options.cluster is not None and bool(options.cluster.users)
         access.check_port(options.contract_listen, options.access, accounts=named)
         if options.cluster is not None and options.cluster.accounts:
-            say("--account: its tokens are valid for gateways and agents: use --gateway-account and --agent-account")
+            say(
+                "--account is deprecated: it grants the roles of both gateways and agents; "
+                "use --gateway-account and --agent-account"
+            )
     elif options.contract_socket is None:
         raise click.UsageError("where shall gateways report? give --contract-socket or --contract-listen")
 

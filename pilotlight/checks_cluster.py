@@ -37,7 +37,7 @@ INGRESS = (
     "load balancers cut silent connections, most after 60 s: an Ingress in front of the gateway needs a read timeout "
     "above 600 s and no response buffering"
 )
-SKIPPED_FIX = "delete the object, or make its fields less nested"
+SKIPPED_FIX = "delete the object, or reduce its nesting"
 INGRESS_FIX = "check: curl -N a stream of a model at zero through it; `settings.silentSecondsMax` bounds silence"
 
 

@@ -161,7 +161,7 @@ def differences(locked: Sequence[Deb], found: Sequence[Deb]) -> str:
     wanted, there = {one.name: one for one in locked}, {one.name: one for one in found}
     for name in sorted(wanted.keys() | there.keys()):
         if name not in there:
-            return f"{name} is in the lock and was not installed"
+            return f"{name} is locked but was not installed"
         if name not in wanted:
             return f"{name} {there[name].version} is not in the lock"
         if there[name].version != wanted[name].version:

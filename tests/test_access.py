@@ -170,8 +170,8 @@ async def test_with_two_token_files_each_token_reaches_the_endpoints_of_its_role
             with pytest.raises(LinkError):
                 await one.report(REPORT)
     refused, distrusted = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    assert refused == "event=contract_refused reason='/v1/report is for the role gateway, not agent'"
-    assert "the autoscaler refuses our token or certificate: it must be a gateway's" in distrusted
+    assert refused == "event=contract_refused reason='/v1/report requires the role gateway, not agent'"
+    assert "the autoscaler rejects this gateway's token or certificate: it belongs to an agent" in distrusted
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ async def test_a_new_certificate_of_the_autoscaler_is_shown_to_new_connections(
         (LOOPBACK, Access(), "anybody could report: give --token-file"),
         (Address("10.0.0.1", 1), Access(token=Path("t")), "it needs TLS here"),
         (LOOPBACK, Access(identity=Identity(ca=Path("c"))), "it needs TLS here"),
-        (LOOPBACK, Access(agent_token=Path("t")), "gateways could not report: give --token-file, too"),
+        (LOOPBACK, Access(agent_token=Path("t")), "requires --token-file, or gateways cannot report"),
         (LOOPBACK, Access(token=Path("t"), agent_name="a"), "no client shows a certificate: give --contract-ca-file"),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_lock_without_hashes_is_refused(text: str) -> None:
     [
         ([A, B], ""),
         ([B, A], ""),
-        ([A], "b is in the lock and was not installed"),
+        ([A], "b is locked but was not installed"),
         ([A, B, Deb("amd64", "c", "3", 64 * "c")], "c 3 is not in the lock"),
         ([A, B._replace(version="2")], "b has version 2, and 1 in the lock"),
         ([A._replace(sha256=64 * "f"), B], "a 1:2.0-1 has another SHA-256 than in the lock"),

@@ -29,7 +29,7 @@ async def test_an_internal_error_affects_only_its_model(tmp_path: Path, monkeypa
         assert row["state"] == "faulty"
         assert "LookupError in sitecustomize.py" in row["why"]
         assert serve.said().count("event=model_faulty model=faulty in=plan") == 1
-        assert await pilotlight(serve, "wake", "faulty") == "faulty is tried again"
+        assert await pilotlight(serve, "wake", "faulty") == "retrying faulty now"
         await until("it was tried again", lambda: serve.said().count("event=model_faulty") == 2)
         assert (await serve.call("ada")).code == ""
         assert serve.autoscaler() == before
