@@ -183,5 +183,6 @@ def limits_of(text: str) -> Limits:
     """Raises click's usage error on anything that is not limits."""
     try:
         return msgspec.json.decode(text, type=Limits)
-    except msgspec.DecodeError as error:
-        raise click.UsageError(f"--limits: {error}") from None
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        reason = str(error) if isinstance(error, msgspec.DecodeError) else "not valid JSON"
+        raise click.UsageError(f"--limits: {reason}") from None

@@ -92,6 +92,7 @@ def test_the_version_is_told() -> None:
         (("explain", "llama"), "of a Model say `pilotlight explain model llama`"),
         (("gateway",), "Missing option '--autoscaler'"),
         (("gateway", "--autoscaler", "unix:x", "--limits", "{"), "--limits: "),
+        (("gateway", "--autoscaler", "unix:x", "--limits", "\udcff"), "--limits: not valid JSON"),
         (("gateway", "--autoscaler", "unix:x", "--ops", ":8081"), "--ops 0.0.0.0:8081: others could reach"),
         (("key", "new", "--tenant", "a", "--role", "finance"), "--role finance: is not in force yet"),
         (("key", "new", "--tenant", "a", "--role", "king"), "'tenant', 'viewer', 'operator', 'finance'"),
