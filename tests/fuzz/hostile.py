@@ -140,7 +140,7 @@ def _put(of: list[object] | Members, at: int, value: object) -> None:
 
 
 def _replace(of: list[object] | Members, at: int, random: Random, values: tuple[object, ...]) -> None:
-    _put(of, at, random.choice(values))
+    _put(of, at, tree(random.choice(values)))  # a new one: it may be changed, too
 
 
 def _remove(of: list[object] | Members, at: int, random: Random, values: tuple[object, ...]) -> None:
@@ -150,7 +150,7 @@ def _remove(of: list[object] | Members, at: int, random: Random, values: tuple[o
 
 def _repeat(of: list[object] | Members, at: int, random: Random, values: tuple[object, ...]) -> None:
     """The same member or item again, with another value."""
-    other = random.choice(values)
+    other = tree(random.choice(values))
     if isinstance(of, Members):
         of.insert(random.randint(0, len(of)), (random.choice((of[at][0], of[at][0].upper(), of[at][0].title())), other))
     else:

@@ -92,7 +92,7 @@ async def test_a_second_signal_ends_at_once_and_the_next_start_cleans_up(tmp_pat
         assert one.said().splitlines()[-1] == f"pilotlight: ended at once, running calls were cut; {left}"
         await one.start()
         await one.zero("ada")
-        assert one.marked() == []
+        await until("nothing is left", lambda: one.marked() == [])
 
 
 async def test_a_second_signal_while_engines_stop_leaves_none_untold(tmp_path: Path) -> None:
