@@ -237,7 +237,9 @@ def without(world: World, one: Observation, names: Collection[ModelName]) -> Obs
     """
     match one:
         case DocumentsSeen():
-            return replace(one, models=tuple(_harmless(world, model, names) for model in one.models))
+            kept = {model.name: _harmless(world, model, names) for model in one.models}
+            removed = {name: world.models[name] for name in names if name in world.models and name not in kept}
+            return replace(one, models=(*kept.values(), *removed.values()))
         case Reported():
             report = one.report
             rest = replace(

@@ -165,7 +165,7 @@ def is_slow() -> bool:
 
 
 def workers() -> tuple[int, int]:
-    """How many waiting tests and how many cluster tests run at the same time, beside each other.
+    """The numbers of workers of the waiting tests and of the cluster tests, which run concurrently.
 
     Each worker has a network of its own, and each worker of the cluster tests a control plane, which takes a tenth of a
     core even if it is idle.

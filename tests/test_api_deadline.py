@@ -22,8 +22,8 @@ from autoscaler.drivers.kubernetes.budget import BURST, WRITES_PER_S, Budget
 from tests.sim import virtual
 
 
-class Nobody:
-    """Who has no credentials."""
+class Anonymous:
+    """Access without credentials."""
 
     async def headers(self) -> dict[str, str]:
         return {}
@@ -33,13 +33,13 @@ class Busy(Api):
     """Its server takes so long for each answer, which is that it is busy. Time is what the test makes of it."""
 
     def __init__(self, takes_s: float, retry_after_s: float) -> None:
-        super().__init__(cast("Access", Nobody()))
+        super().__init__(cast("Access", Anonymous()))
         self.takes_s = takes_s
         self.retry_after_s = retry_after_s
         self.now_s = 0.0
         self.limits_s: list[float] = []
 
-    async def _send(  # noqa: PLR0917  as that of Api
+    async def _send(  # noqa: PLR0917  the signature of Api._send, which it overrides
         self, method: str, path: str, data: bytes | None, query: Mapping[str, str], headers: Mapping[str, str],
         within_s: float,
     ) -> bytes:  # fmt: skip
@@ -80,7 +80,7 @@ class Slow(Api):
     """
 
     def __init__(self, takes_s: float, leads_until_s: float) -> None:
-        super().__init__(cast("Access", Nobody()), self._left_s)
+        super().__init__(cast("Access", Anonymous()), self._left_s)
         self._takes_s, self._leads_until_s = takes_s, leads_until_s
         self._clock = asyncio.get_running_loop().time
         self._begun_s = self._clock()
@@ -93,7 +93,7 @@ class Slow(Api):
     def past_s(self) -> float:
         return self._clock() - self._begun_s
 
-    async def _send(  # noqa: PLR0917  as that of Api
+    async def _send(  # noqa: PLR0917  the signature of Api._send, which it overrides
         self, method: str, path: str, data: bytes | None, query: Mapping[str, str], headers: Mapping[str, str],
         within_s: float,
     ) -> bytes:  # fmt: skip
@@ -120,7 +120,7 @@ def test_a_write_takes_as_long_as_the_leadership_is_renewed(
             assert not is_answered
         assert api.past_s() == pytest.approx(ends_s)
         await asyncio.sleep(takes_s)
-        assert api.answered == is_answered, "a write that nobody waits for is cancelled"
+        assert api.answered == is_answered, "an abandoned write is cancelled"
 
     virtual.run(write())
 

@@ -112,8 +112,8 @@ def shape(labels: Mapping[str, str], kind: NodeKind | None) -> Shape | None:
 
 
 def _parts(labels: Mapping[str, str], said: int) -> int:
-    told = whole_number(labels.get(REPLICAS)) or 0
-    return told if 1 <= told <= PARTS_MAX else said
+    replicas = whole_number(labels.get(REPLICAS)) or 0
+    return replicas if 1 <= replicas <= PARTS_MAX else said
 
 
 def offer(provider: str, name: str, of: Shape, labels: Mapping[str, str], terms: Terms, settings: Settings) -> Offer:  # noqa: PLR0917  what, of whom, at what price

@@ -229,8 +229,8 @@ async def test_a_start_waits_for_a_webhook_that_is_away(scene: Scene, tmp_path: 
         async with running(driver) as observed:
             one, model = scene.engine("r1")
             driver.start(one, model)
-            told = await until_told(observed, one.id, lambda seen: seen.waits)
-            assert "failed calling webhook" in told.waits
+            waiting = await until_told(observed, one.id, lambda seen: seen.waits)
+            assert "failed calling webhook" in waiting.waits
             assert driver.obstacle(model) == ""
             await listen()
             await observed.until(one.id, Seen.READY)

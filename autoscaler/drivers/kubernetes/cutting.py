@@ -178,7 +178,7 @@ class NodeCutter:
         self._failed(order.node, reason)
 
     def _failed(self, node: str, reason: str) -> None:
-        _log.warning("a node is not cut anew node=%s reason=%s", node, reason)
+        _log.warning("repartitioning failed node=%s reason=%s", node, reason)
         self._observe((CutRefused(node=node, reason=reason),))
 
     async def _written(self, order: CutOrder) -> float:

@@ -212,8 +212,8 @@ class KubernetesDriver:
 
     def order_failed(self, replica: ReplicaId, reason: str) -> None:
         """An exception; the order is tried again."""
-        told = self._told.get(replica)
-        faults_of(NO_MODEL if told is None else told.model, self._observe)(reason)
+        last = self._told.get(replica)
+        faults_of(NO_MODEL if last is None else last.model, self._observe)(reason)
 
     def _order(self, model: ModelName, *orders: Coroutine[object, object, None]) -> None:
         """`model` is the one that they are for."""

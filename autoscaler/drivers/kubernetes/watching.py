@@ -138,7 +138,7 @@ class Watched(Generic[T]):
                     self._version = None
                 else:
                     self.hearing.broke(error)
-            except Exception as error:  # noqa: BLE001  a fault in the callback must not end the process
+            except Exception as error:  # noqa: BLE001  callbacks may raise anything; it is reported, and the list is read again
                 reraise_memory_error(error)
                 self.trouble = self.fault = described(error)
                 report_fault(None, f"watch {self._path}", self.fault)
