@@ -162,7 +162,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
             "histories": functools.partial(save_often, histories, loop),
             "documents": functools.partial(reload, again, anew),
             "time": functools.partial(tell_time, loop, clock, time.time),
-            **({} if supply is None else bring_weights(supply, located, loop, anew)),
+            **({} if supply is None else weights_tasks(supply, located, loop, anew)),
         }
         works = [loop.run(), *(persist(work, functools.partial(loop.trouble, what)) for what, work in kept.items())]
         running = [tasks.create_task(work) for work in works]
@@ -209,13 +209,13 @@ def supplied(options: AutoscalerOptions, documents: Documents) -> tuple[Document
     return read(options, located=supply.located), supply
 
 
-def bring_weights(
-    supply: Supply, located: Located, loop: Loop, anew: Reloads
+def weights_tasks(
+    supply: Supply, located: Located, loop: Loop, reloads: Reloads
 ) -> dict[str, Callable[[], Awaitable[None]]]:
-    """What runs for the weights of Models on this machine, by its name."""
+    """The tasks that pull weights to this machine and read them ahead, by name."""
     warming = Warming(located)
     loop.listeners += [supply.on_step, warming.on_step]
-    return {"weights": functools.partial(supply.run, loop, anew), "warming": warming.run}
+    return {"weights": functools.partial(supply.run, loop, reloads), "warming": warming.run}
 
 
 def none_supplied() -> tuple[Supply | None, Located]:

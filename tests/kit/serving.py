@@ -297,8 +297,8 @@ class Serving:
         assert isinstance(row, dict)
         return dict(row["replicas"])
 
-    def told(self, model: str) -> str:
-        """The Model's state as clients are told it: zero, starting, ready, draining or failed."""
+    def reported_state(self, model: str) -> str:
+        """The Model's state as a gateway reports it: zero, starting, ready, draining or failed."""
         with urllib.request.urlopen(f"{self.url}/v1/models/{model}", timeout=60) as response:
             return str(json.load(response)["pilotlight"]["state"])
 

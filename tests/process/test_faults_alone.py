@@ -137,7 +137,7 @@ async def start_into(one: Serving, stdout: int, stderr: int) -> None:
 
     def knows_the_model() -> bool:
         try:
-            return bool(one.told("ada"))
+            return bool(one.reported_state("ada"))
         except OSError:
             return False
 

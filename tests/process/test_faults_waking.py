@@ -105,7 +105,7 @@ async def test_case_02_a_start_that_failed_is_tried_again_after_a_minute(tmp_pat
         failed_s = time.monotonic()
         (tmp_path / "mended").touch()
         assert (await one.call("bad")).code == "model_start_failed", "half-open is later"
-        await until("clients may wait again", lambda: one.told("bad") != "failed", BACK_OFF_S + 60, 0.2)
+        await until("clients may wait again", lambda: one.reported_state("bad") != "failed", BACK_OFF_S + 60, 0.2)
         assert time.monotonic() - failed_s > BACK_OFF_S - 5
         answer = await one.call("bad", stream=False)
         assert answer.text.strip() == "At last I am here."

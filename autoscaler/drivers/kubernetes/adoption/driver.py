@@ -226,7 +226,7 @@ class AdoptedDriver:
             self._report(candidate, f"{key}: {described(done.error)}")
         elif candidate is not None and candidate.faulty:
             candidate.faulty = False
-            self._report(candidate, "")
+            faults_of(NO_MODEL, self._means.observe)("")
 
     def _report(self, candidate: Candidate | None, reason: str) -> None:
         model = None if candidate is None else candidate.model
