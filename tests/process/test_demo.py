@@ -112,4 +112,5 @@ def test_the_engine_that_is_killed_while_it_starts_is_seen_and_started_again(run
 
 def test_the_two_are_seen_to_take_turns_on_the_device(run: Run) -> None:
     reasons = {(model, reason.split(":")[0]) for model, step, reason in STEP.findall(run.out) if step == "draining"}
-    assert ("bob", "make room for ada") in reasons
+    # Which of them is served first depends on how soon the killed engine is found; the other gets the device after it.
+    assert reasons & {("bob", "make room for ada"), ("ada", "make room for bob")}
