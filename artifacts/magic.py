@@ -22,11 +22,11 @@ def mismatch(path: str, head: bytes, size: int) -> str:
     kind = kinds.of(path)
     form = "" if kind is None else kind.form
     if form == "gguf" and not head.startswith(b"GGUF"):
-        return "it is no GGUF file: it does not begin with GGUF"
+        return "it is not a GGUF file: it does not begin with GGUF"
     if form == "safetensors":
         header_bytes = int.from_bytes(head[:8], "little")
         if len(head) < HEAD_BYTES or head[8:9] != b"{" or header_bytes > size - 8:
-            return "it is no safetensors file: it does not begin with the length of a header in JSON"
+            return "it is not a safetensors file: it does not begin with the length of a header in JSON"
     return ""
 
 

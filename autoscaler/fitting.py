@@ -9,12 +9,14 @@ must not ask what is free now.
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from functools import partial
 from math import inf
 
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.cut_sites import possible
+from autoscaler.faults import Failure, attempt
 from autoscaler.model import Model
 from autoscaler.packing import Force, Want
 from autoscaler.remaining import barred, heard
@@ -98,8 +100,18 @@ def _to_come(world: World) -> Set[SliceId]:
     return {one.id for one in to_come(world)}
 
 
-def misfits(world: World) -> dict[ModelName, str]:
-    """The Models of the documents that fit on no Device -> why, in order of names."""
-    fitting = Fitting(world)
-    found = ((name, fitting.never(world.models[name])) for name in sorted(world.models))
-    return {name: reason for name, reason in found if reason}
+def misfits(world: World, fault: Callable[[ModelName, Exception], None] | None = None) -> dict[ModelName, str]:
+    """The Models of the documents that fit on no Device -> why, in order of names.
+
+    `fault` gets each Model that raises an exception, which then does not affect the others; None: it is raised.
+    """
+    fitting, found = Fitting(world), dict[ModelName, str]()
+    for name in sorted(world.models):
+        reason = attempt(partial(fitting.never, world.models[name]))
+        if not isinstance(reason, Failure):
+            found |= {name: reason} if reason else {}
+        elif fault is None:
+            raise reason.error
+        else:
+            fault(name, reason.error)
+    return found

@@ -217,7 +217,7 @@ class Loop:
         batch, merged = self._inbox.take()
         for one in batch:
             if isinstance(one, FaultSeen) and not one.model:
-                self.trouble("driver", one.reason)
+                self.trouble(one.part, one.reason)
             elif isinstance(one, FaultSeen) and one.model not in quarantined(self.world):
                 report_fault(one.model, "driver", one.reason)
             elif isinstance(one, LeadingSeen | FollowingSeen):  # of another leadership
@@ -235,8 +235,10 @@ class Loop:
         for _ in range(ROUNDS_MAX if decides else 0):
             transitions += self._plan(started_s, asked)
             for action in self.plan.actions:
-                transitions += self._act(action, started_s)
-            actions += self.plan.actions
+                acted = self._act(action, started_s)
+                if acted is not None:
+                    actions.append(action)
+                    transitions += acted
             if not self.plan.actions or _only_ordered(self.plan):
                 break  # nothing else comes of orders before it is observed, and each waits to be sent
         acted_s = self._clock()
@@ -400,14 +402,14 @@ class Loop:
 
     # --- Actions ------------------------------------------------------------------------------------------------------
 
-    def _act(self, action: Action, now_s: float) -> tuple[Transition, ...]:
-        """Folds it, then performs it; but nothing is started of a Model that another Action has quarantined."""
+    def _act(self, action: Action, now_s: float) -> tuple[Transition, ...] | None:
+        """Folds it, then performs it. None: nothing was done, since its Model is quarantined or the fold raised."""
         if isinstance(action, StartReplica) and action.replica.model in quarantined(self.world):
-            return ()
+            return None
         done = attempt(lambda: fold(self.world, (Acted(action=action),), now_s))
         if isinstance(done, Failure):
             self._blame(action, done.error, now_s)
-            return ()
+            return None
         self.world, transitions = done
         return transitions + self._try(action, now_s)
 

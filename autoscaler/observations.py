@@ -93,7 +93,9 @@ class FaultSeen(Fact, frozen=True):
     model: ModelName
     """Empty: a driver failed, and no Model explains that."""
     reason: str
-    """Empty, where `model` is: the driver works again."""
+    """Empty, where `model` is: the part works again."""
+    part: str = "driver"
+    """What failed, where `model` is empty."""
 
 
 class ReplicaSeen(Fact, frozen=True):

@@ -19,6 +19,7 @@ from autoscaler.views import (
     DocumentsView,
     ModelView,
     NodeView,
+    OffView,
     Problem,
     Row,
     Sentences,
@@ -46,7 +47,7 @@ class Read(NamedTuple):
 
 READS = (
     Read("/api/v1/status", "What runs, waits and sleeps, and why", tuple[Row, ...]),
-    Read("/api/v1/off", "What does not work in this mode; mostly nothing", Sentences),
+    Read("/api/v1/off", "What does not work in this mode, or because of an internal error; mostly nothing", OffView),
     Read("/api/v1/documents", "Whether the documents in force are the latest", DocumentsView),
     Read("/api/v1/models", "All Models", tuple[ModelView, ...]),
     Read("/api/v1/models/{name}", "One Model", ModelView, named=True),

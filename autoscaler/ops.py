@@ -14,7 +14,6 @@ from pathlib import Path
 import aiohttp
 import msgspec
 from aiohttp import web
-from msgspec.structs import replace
 
 from autoscaler import api, explain, openapi, page
 from autoscaler.commands import Commands
@@ -24,7 +23,7 @@ from autoscaler.log import Log
 from autoscaler.loop import Loop
 from autoscaler.merge import merge
 from autoscaler.model import Model
-from autoscaler.views import DocumentsView, Problem, Sentences
+from autoscaler.views import DocumentsView, OffView, Problem, Sentences
 from autoscaler.world import World
 
 SCRAPE_TIMEOUT_S = 1.0
@@ -62,7 +61,7 @@ class OperationsServer:
         self._commands = commands
         self._needs = needs
         self._documents = documents
-        self._off = Sentences(sentences=tuple(off))
+        self._off = tuple(off)
 
     def application(self) -> web.Application:
         """All paths of section 4 that are due; any other is answered with what there is."""
@@ -129,9 +128,7 @@ class OperationsServer:
         return answer(self._loop.contained("status", lambda world: explain.status(world, plan, now_s)))
 
     async def _what_is_off(self, _: web.Request) -> web.Response:
-        degraded = self._world.degraded
-        more = (f"degraded by an internal error; what failed is tried again: {degraded}",)
-        return answer(replace(self._off, sentences=(*more, *self._off.sentences)) if degraded else self._off)
+        return answer(OffView(sentences=self._off, degraded=self._world.degraded))
 
     async def _documents_in_force(self, _: web.Request) -> web.Response:
         return answer(await asyncio.to_thread(self._documents))

@@ -32,16 +32,16 @@ _QUANTITY = re.compile(r"[0-9]{1,19}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi
 _LABEL = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-THE_PLAN = "is the plan's: leave it out"
+THE_PLAN = "is set by Pilotlight: leave it out"
 THE_PLANS_NODE = (
-    "is the plan's, which chooses the node: say which devices with spec.gpu.models, or which nodes with nodeSelector"
+    "is set by Pilotlight, which chooses the node: select devices with spec.gpu.models or nodes with nodeSelector"
 )
 VOLUMES_BEGIN = "pilotlight-"
 """Names of volumes that Pilotlight adds to pods."""
 SELECTS = frozenset({"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"})
 """Labels by which Services, NetworkPolicies and the autoscaler select Pilotlight's own pods."""
-OWN_SELECTORS = "selects pods of Pilotlight itself: use another label"
-VOLUME_RESERVED = f"{VOLUMES_BEGIN}... is Pilotlight's: rename it"
+OWN_SELECTORS = "selects Pilotlight's own pods: use another label"
+VOLUME_RESERVED = f"names that begin with {VOLUMES_BEGIN} are reserved: rename it"
 VOLUME_WANTED = "expected the name of one of the volumes here"
 SOURCE_WANTED = "expected the source of a volume, such as emptyDir: {}"
 
@@ -175,7 +175,7 @@ def check_resources(resources: Resources, at: Path) -> None:
     for where, amounts in (("requests", resources.requests), ("limits", resources.limits)):
         for name, amount in amounts.items():
             if name == GPU:
-                raise WrongKeyError((*at, where, name), "is the plan's: say it with spec.gpu.count")
+                raise WrongKeyError((*at, where, name), "is set by Pilotlight: use spec.gpu.count")
             if not _LABEL.fullmatch(name) or not _QUANTITY.fullmatch(str(amount)):
                 raise WrongKeyError((*at, where, name), "expected a quantity such as 500m or 16Gi")
 

@@ -25,8 +25,8 @@ from autoscaler.tenant import TenantSpec, unix_seconds
 
 __all__ = ["NAME", "NAME_CHARS_MAX", "check_name"]  # beside what is defined here
 
-AMOUNT_RESERVED = "is the plan's: say it with spec.gpu"
-CHOICE_RESERVED = "is the plan's, which chooses the devices: leave it out"
+AMOUNT_RESERVED = "is set by Pilotlight: use spec.gpu"
+CHOICE_RESERVED = "is set by Pilotlight, which chooses the devices: leave it out"
 ADAPTERS_MAX = 64
 """Of one Model."""
 OPERATORS_OWN = {"default-mig-parted-config", "custom-mig-parted-config"}
@@ -39,7 +39,7 @@ SET_BY_DRIVER = {
     "POD_IP": "to where an engine in a pod listens",
 }
 """Variables of an engine's environment that drivers set over everything else, and why."""
-DEVICES_CHOSEN = "chooses devices or lifts a limit of them, and that is the plan's: leave it out"
+DEVICES_CHOSEN = "chooses devices or lifts one of their limits, which only Pilotlight does: leave it out"
 CHOICES_END = "_VISIBLE_DEVICES"
 CHOICES_BEGIN = (
     "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_LIMIT", "CUDA_DISABLE_CONTROL", "CUDA_MPS_", "CUDA_OVERSUBSCRIBE",

@@ -149,6 +149,15 @@ class Problem(Fact, frozen=True):
     error: str
 
 
+class OffView(Fact, frozen=True):
+    """What does not work."""
+
+    sentences: tuple[str, ...]
+    """What does not work in this mode."""
+    degraded: str = ""
+    """Parts in which an internal error occurs that no Model explains, each with its exception; empty: none."""
+
+
 class DocumentsView(Fact, frozen=True):
     """Whether the documents in force are the latest."""
 

@@ -140,7 +140,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     anew = Reloads(options, loop, tell, located)
     preflight = Preflight(loop, driver.obstacle, anew)
     cpu_bound = CpuBound(lambda: devices.measured, available())
-    loop.listeners += listeners(metrics, preflight, cpu_bound, log)
+    loop.listeners += listeners(metrics, Misfits(loop.fault), preflight, cpu_bound, log)
     tell(seen(documents))
     tutor = remember(histories, loop, Tutor(loop, LessonFile(state), clock))
     loop.observe([GatewaySeen(gateway=GatewayId(path.stem), watched=True) for path in options.gateway_sockets])
@@ -194,9 +194,11 @@ def needing(loop: Loop, located: Located, *, in_cluster: bool) -> Callable[[Mode
     return lambda model: needs(located(model))
 
 
-def listeners(metrics: Metrics, preflight: Preflight, cpu_bound: CpuBound, log: Log) -> list[Listener]:
+def listeners(
+    metrics: Metrics, misfits: Misfits, preflight: Preflight, cpu_bound: CpuBound, log: Log
+) -> list[Listener]:
     """Who looks at each step, in this order."""
-    looking = [metrics.on_step, Misfits().on_step, preflight.on_step, cpu_bound.on_step]
+    looking = [metrics.on_step, misfits.on_step, preflight.on_step, cpu_bound.on_step]
     return [*looking, telling(log, Narrator())]
 
 

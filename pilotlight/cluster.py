@@ -166,6 +166,7 @@ class Cluster:
             World(epoch=0, leads=False), self.driver, self._clock, elector.writes_s, elector.in_touch,
             cutter=self._cutter, supplier=self._supplies,
         )  # fmt: skip
+        self.unreadable.fault = self._loop.trouble
         self._resources.join(self._loop)
         self._loop.listeners += [self._on_step, self._supply.on_step, self._supplies.on_step]
         return self._loop

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from autoscaler.contract import ModelName
 from autoscaler.fitting import as_before, misfits
 from autoscaler.loop import Step
 from pilotlight.news import News
@@ -14,9 +15,10 @@ from pilotlight.quiet import say
 
 
 class Misfits:
-    """`say` takes one line."""
+    """`say` takes one line. `fault` gets the Model that raised an exception."""
 
-    def __init__(self, say: Callable[[str], None] = say) -> None:
+    def __init__(self, fault: Callable[[ModelName, str, Exception], None], say: Callable[[str], None] = say) -> None:
+        self._fault = fault
         self._news = News(
             say,
             one="Model {name} fits on no device: {reason}; its calls get 503 no_capacity",
@@ -31,4 +33,4 @@ class Misfits:
         if not after.synced or (self._looked and as_before(before, after)):
             return
         self._looked = True
-        self._news.tell(misfits(after), after)
+        self._news.tell(misfits(after, lambda name, error: self._fault(name, "misfits", error)), after)

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
+from autoscaler.contract import ModelName
+from autoscaler.faults import Failure, attempt
 from autoscaler.loop import Loop, Step
 from autoscaler.model import Model
 from autoscaler.observations import StartSeen
@@ -57,7 +60,9 @@ class Preflight:
             self._changed.clear()
             world = self._loop.world
             models = tuple(world.models.values()) if world.synced else ()  # before, the driver knows no Devices
-            seen = await asyncio.to_thread(self._look, models)
+            seen, failures = await asyncio.to_thread(self._look, models)
+            for name, error in failures.items():
+                self._loop.fault(name, "preflight", error)
             news = [one for one in seen if one.obstacle != world.obstacles.get(one.model, "")]
             if any(not one.obstacle and not world.models[one.model].memory_bytes for one in news):
                 await self._read_again()
@@ -68,5 +73,13 @@ class Preflight:
             except TimeoutError:
                 continue
 
-    def _look(self, models: Sequence[Model]) -> list[StartSeen]:
-        return [StartSeen(model=model.name, obstacle=self._obstacle(model)) for model in models]
+    def _look(self, models: Sequence[Model]) -> tuple[list[StartSeen], dict[ModelName, Exception]]:
+        """What is in the way of each, and the Models whose look raised an exception."""
+        seen, failures = list[StartSeen](), dict[ModelName, Exception]()
+        for model in models:
+            obstacle = attempt(partial(self._obstacle, model))
+            if isinstance(obstacle, Failure):
+                failures[model.name] = obstacle.error
+            else:
+                seen.append(StartSeen(model=model.name, obstacle=obstacle))
+        return seen, failures

@@ -120,7 +120,8 @@ class Resources:
             if taken.get(tenant) != why:
                 say(f"Tenant {tenant}: {why}")
         self._statuses.put(subjects(self._customs.models, self._installation.settled))
-        self._loop.observe([*learned, replace(seen, models=self._sizes.of(seen.models, self._loop.world.looked))])
+        sized = self._sizes.of(seen.models, self._loop.world.looked)
+        self._loop.observe([*learned, replace(seen, models=sized.models), *sized.faults])
         self.adopted.called(self._installation.settled.names, self._installation.settled.taken)
         self.told.set()
 

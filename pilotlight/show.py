@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from rich.live import Live
 from rich.table import Table
 
-from autoscaler.views import DocumentsView, ModelView, Row, Sentences
+from autoscaler.views import DocumentsView, ModelView, OffView, Row, Sentences
 from pilotlight.console import Console, plain
 from pilotlight.ops_client import fetch
 from pilotlight.terminal import document, json_document, one_line
@@ -90,8 +90,11 @@ def status(ops: str, model: str | None, *, watch: bool, output: str) -> None:
 
 def notes(ops: str) -> None:
     """What does not work in this mode, and whether the last reload of the documents failed."""
-    for sentence in fetch(ops, "/api/v1/off", Sentences).sentences:
+    off = fetch(ops, "/api/v1/off", OffView)
+    for sentence in off.sentences:
         click.echo(one_line(f"off: {sentence}"))
+    if off.degraded:
+        click.echo(one_line(f"degraded: an internal error occurs, and the failed part is tried again: {off.degraded}"))
     problem = fetch(ops, "/api/v1/documents", DocumentsView).problem
     if problem:
         click.echo(one_line(f"documents: {problem}"))

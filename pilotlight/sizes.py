@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, WeightsReport
+from autoscaler.faults import Failure, attempt, described
 from autoscaler.model import Model
 from autoscaler.nodewants import Wish
+from autoscaler.observations import FaultSeen
 from pilotlight import shapes
 from pilotlight.gathering import completed
 
@@ -28,10 +31,18 @@ AGAIN_S = 0.25
 Looks = tuple[WeightsReport | None, ...]
 
 
-class _Sized(NamedTuple):
+class _Made(NamedTuple):
     asked: Model
     looks: Looks
     model: Model
+
+
+class Sized(NamedTuple):
+    """All Models that there are, as far as they are known."""
+
+    models: tuple[Model, ...]
+    faults: tuple[FaultSeen, ...]
+    """Models whose size could not be computed; `models` has them as they were given."""
 
 
 class Sizes:
@@ -39,20 +50,30 @@ class Sizes:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._made: dict[ModelName, _Sized] = {}
+        self._made: dict[ModelName, _Made] = {}
         self._read = asyncio.Event()
 
-    def of(self, models: Iterable[Model], looked: Mapping[Wish, WeightsReport]) -> tuple[Model, ...]:
-        """All Models that there are, as far as they are known; Devices are not the host's memory."""
+    def of(self, models: Iterable[Model], looked: Mapping[Wish, WeightsReport]) -> Sized:
+        """See `Sized`; Devices are not the host's memory."""
         before, self._made = self._made, {}
+        sized, faults = list[Model](), list[FaultSeen]()
         for model in models:
-            looks, was = shapes.looks(model, looked), before.get(model.name)
-            same = was is not None and was.asked == model
-            if was is None or not same or any(one is not other for one, other in zip(was.looks, looks, strict=True)):
-                since_s = was.model.unread_s if was is not None and same else None
-                was = _Sized(model, looks, self._sized(model, looked, since_s))
-            self._made[model.name] = was
-        return tuple(one.model for one in self._made.values())
+            made = attempt(partial(self._make, model, looked, before.get(model.name)))
+            if isinstance(made, Failure):
+                faults.append(FaultSeen(model=model.name, reason=described(made.error)))
+                sized.append(model)
+            else:
+                self._made[model.name] = made
+                sized.append(made.model)
+        return Sized(tuple(sized), tuple(faults))
+
+    def _make(self, model: Model, looked: Mapping[Wish, WeightsReport], was: _Made | None) -> _Made:
+        looks = shapes.looks(model, looked)
+        same = was is not None and was.asked == model
+        if was is not None and same and all(one is other for one, other in zip(was.looks, looks, strict=True)):
+            return was
+        since_s = was.model.unread_s if was is not None and same else None
+        return _Made(model, looks, self._sized(model, looked, since_s))
 
     def _sized(self, model: Model, looked: Mapping[Wish, WeightsReport], since_s: float | None) -> Model:
         if shapes.unread(model, looked):

@@ -300,6 +300,19 @@ async def test_a_runner_that_raises_runs_again(monkeypatch: pytest.MonkeyPatch) 
         assert set(house.now().values()) == {Seen.READY}
 
 
+async def test_a_timer_of_a_runner_that_raises_is_a_fault_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving("ada", "bert") as house:
+        found = next(one for one in house.driver._runners() if one.core.seen.key.name == "ada")
+
+        def odd(now_s: float) -> None:
+            raise KeyError("odd")
+
+        monkeypatch.setattr(found.core, "look", odd)
+        found._look()
+        assert [(one.model, "KeyError" in one.reason) for one in house.faults() if one.reason] == [("ada", True)]
+        assert found._timer is not None, "it is tried again"
+
+
 def test_a_change_that_a_callback_failed_to_take_is_reported_again() -> None:
     took: list[object] = []
 

@@ -111,7 +111,7 @@ def test_the_example_loads() -> None:
         ),
         (
             "resources: {limits: {nvidia.com/gpu: 1}}",
-            "spec.resources.limits.nvidia.com/gpu: is the plan's: say it with spec.gpu.count",
+            "spec.resources.limits.nvidia.com/gpu: is set by Pilotlight: use spec.gpu.count",
         ),
         ("resources: {requests: {cpu: few}}", "spec.resources.requests.cpu: expected a quantity such as 500m or 16Gi"),
         (

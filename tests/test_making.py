@@ -73,6 +73,17 @@ def test_with_hostpath_a_pod_with_a_security_context_of_its_model_is_not_made() 
         made("hostPath")
 
 
+def test_with_hostpath_a_security_context_is_an_obstacle_before_any_start() -> None:
+    ada = model("ada", command=("engine", "{port}"), pod=Pod(security_context={"runAsUser": 0}))
+
+    def obstacle(mount: Literal["auto", "hostPath"]) -> str:
+        settings = Settings(weights=Weights(mount=mount))
+        return Making("n", launch, lambda _: "engine", lambda: settings, None, VOLUMES).obstacle(ada)
+
+    assert obstacle("auto") == ""
+    assert "leave it out" in obstacle("hostPath")
+
+
 OWN, TAKEN = node("own"), node("taken", **{NODE_POOL: "gpus"})
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from autoscaler.actions import Plan
+from autoscaler.fitting import Fitting
 from autoscaler.loop import Step
+from autoscaler.model import Model
 from autoscaler.world import World
 from pilotlight.misfits import Misfits
 from pilotlight.news import SAID_MAX
+from tests.kit.contained import raised
 from tests.kit.recut import town
 from tests.kit.worlds import device, model, world
 
@@ -19,7 +23,7 @@ def step(before: World, after: World) -> Step:
 
 def test_it_is_said_once_the_devices_are_listed_and_once_only() -> None:
     said: list[str] = []
-    listener = Misfits(said.append)
+    listener = Misfits(raised, said.append)
     begun, listed = world([model("huge", 30)], synced=False), world([model("huge", 30)], [device(memory_gi=4)])
     listener.on_step(step(begun, begun))
     assert said == []
@@ -34,13 +38,13 @@ def test_it_is_said_once_the_devices_are_listed_and_once_only() -> None:
 def test_it_is_said_also_when_nothing_changes_in_the_step_that_comes_first() -> None:
     said: list[str] = []
     made = world([model("huge", 30)], [device(memory_gi=4)])
-    Misfits(said.append).on_step(step(made, made))
+    Misfits(raised, said.append).on_step(step(made, made))
     assert len(said) == 1
 
 
 def test_a_device_that_comes_or_a_document_that_changes_is_said() -> None:
     said: list[str] = []
-    listener = Misfits(said.append)
+    listener = Misfits(raised, said.append)
     small = world([model("huge", 30), model("b", 50)], [device(memory_gi=4)])
     more = world([model("huge", 30), model("b", 50)], [device(memory_gi=4), device("gpu1", 40)])
     fewer = world([model("huge", 30)], [device(memory_gi=4), device("gpu1", 40)])
@@ -58,7 +62,7 @@ def test_a_device_that_comes_or_a_document_that_changes_is_said() -> None:
 def test_a_node_that_may_be_cut_or_no_longer_is_said() -> None:
     """No Slice and no document is another by that."""
     said: list[str] = []
-    listener = Misfits(said.append)
+    listener = Misfits(raised, said.append)
     may = town()
     may_not = replace(may, cuttable={})
     listener.on_step(step(may_not, may_not))
@@ -71,7 +75,7 @@ def test_a_node_that_may_be_cut_or_no_longer_is_said() -> None:
 
 def test_a_hundred_of_them_are_not_a_hundred_lines() -> None:
     said: list[str] = []
-    listener = Misfits(said.append)
+    listener = Misfits(raised, said.append)
     many = [model(f"m{number:03}", 30) for number in range(100)]
     none, large = world(many, [device(memory_gi=4)]), world(many, [device(memory_gi=40)])
     listener.on_step(step(none, none))
@@ -79,3 +83,19 @@ def test_a_hundred_of_them_are_not_a_hundred_lines() -> None:
     assert said[-1] == f"{100 - SAID_MAX} more models fit on no device: `pilotlight status` tells each"
     listener.on_step(step(none, large))
     assert said[-1].endswith(f"m009 and {100 - SAID_MAX} more")
+
+
+def test_a_model_that_raises_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, faults, never = list[str](), list[tuple[str, str, str]](), Fitting.never
+
+    def raising(self: Fitting, of: Model) -> str:
+        if of.name == "bad":
+            raise ValueError("bad memory")
+        return never(self, of)
+
+    monkeypatch.setattr(Fitting, "never", raising)
+    listener = Misfits(lambda *fault: faults.append((*fault[:2], str(fault[2]))), said.append)
+    made = world([model("bad", 1), model("huge", 30)], [device(memory_gi=4)])
+    listener.on_step(step(made, made))
+    assert faults == [("bad", "misfits", "bad memory")]
+    assert [line.partition(":")[0] for line in said] == ["Model huge fits on no device"]

@@ -61,28 +61,29 @@ def test_all_that_may_be_said_of_a_pod_is_read_and_written_again() -> None:
         (
             "affinity: {nodeAffinity: {}}",
             (
-                "affinity.nodeAffinity: is the plan's, which chooses the node: "
-                "say which devices with spec.gpu.models, or which nodes with nodeSelector"
+                "affinity.nodeAffinity: is set by Pilotlight, which chooses the node: "
+                "select devices with spec.gpu.models or nodes with nodeSelector"
             ),
         ),
         ("affinity: {nodeAfinity: {}}", "affinity.nodeAfinity: unknown key; expected podAffinity or podAntiAffinity"),
-        ("labels: {pilotlight.dev/model: x}", "labels.pilotlight.dev/model: is the plan's: leave it out"),
+        ("labels: {pilotlight.dev/model: x}", "labels.pilotlight.dev/model: is set by Pilotlight: leave it out"),
         (
             "labels: {app.kubernetes.io/managed-by: x}",
-            "labels.app.kubernetes.io/managed-by: is the plan's: leave it out",
+            "labels.app.kubernetes.io/managed-by: is set by Pilotlight: leave it out",
         ),
-        ("annotations: {pilotlight.dev/drain: '1'}", "annotations.pilotlight.dev/drain: is the plan's: leave it out"),
+        ("annotations: {pilotlight.dev/drain: '1'}",
+         "annotations.pilotlight.dev/drain: is set by Pilotlight: leave it out"),
         ("labels: {a: 'no spaces'}", "labels.a: expected a label of Kubernetes: at most 63 of A-Za-z0-9._-"),
         ("nodeSelector: {'-a': b}", "nodeSelector.-a: expected a label of Kubernetes: at most 63 of A-Za-z0-9._-"),
         ("resources: {requests: {nvidia.com/gpu: 1}}",
-         "resources.requests.nvidia.com/gpu: is the plan's: say it with spec.gpu.count"),
+         "resources.requests.nvidia.com/gpu: is set by Pilotlight: use spec.gpu.count"),
         ("volumes: [{emptyDir: {}}]", "volumes[0].name: missing; expected text"),
         ("volumes: [{name: pilotlight-weights, emptyDir: {}}]",
-         "volumes[0].name: pilotlight-... is Pilotlight's: rename it"),
+         "volumes[0].name: names that begin with pilotlight- are reserved: rename it"),
         ("volumes: [{name: a, emptyDir: {}}, {name: pilotlight-weights-1, emptyDir: {}}]",
-         "volumes[1].name: pilotlight-... is Pilotlight's: rename it"),
+         "volumes[1].name: names that begin with pilotlight- are reserved: rename it"),
         ("labels: {app.kubernetes.io/component: gateway}",
-         "labels.app.kubernetes.io/component: selects pods of Pilotlight itself: use another label"),
+         "labels.app.kubernetes.io/component: selects Pilotlight's own pods: use another label"),
         ("volumeMounts: [{name: x, mountPath: /x}]",
          "volumeMounts[0].name: expected the name of one of the volumes here"),
         ("schedulerName: A_B", "schedulerName: expected the name of an object: lower-case letters, digits, - and ."),
@@ -117,14 +118,14 @@ CHOICES = (
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        *((f"resources: {{limits: {{{one}: 8}}}}", f"resources.limits.{one}: is the plan's: say it with spec.gpu")
+        *((f"resources: {{limits: {{{one}: 8}}}}", f"resources.limits.{one}: is set by Pilotlight: use spec.gpu")
           for one in AMOUNTS),
         *((f"pod: {{resources: {{requests: {{{one}: 8}}}}}}",
-           f"pod.resources.requests.{one}: is the plan's: say it with spec.gpu") for one in AMOUNTS),
+           f"pod.resources.requests.{one}: is set by Pilotlight: use spec.gpu") for one in AMOUNTS),
         *((f"pod: {{annotations: {{{one}: x}}}}",
-           f"pod.annotations.{one}: is the plan's, which chooses the devices: leave it out") for one in CHOICES),
+           f"pod.annotations.{one}: is set by Pilotlight, which chooses the devices: leave it out") for one in CHOICES),
         *((f"env: {{{one}: x}}",
-           f"env.{one}: chooses devices or lifts a limit of them, and that is the plan's: leave it out")
+           f"env.{one}: chooses devices or lifts one of their limits, which only Pilotlight does: leave it out")
           for one in ("NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_DISABLE_CONTROL", "PILOTLIGHT_X",
                       "CUDA_DEVICE_MEMORY_LIMIT_0", "CUDA_MPS_PIPE_DIRECTORY", "ZE_AFFINITY_MASK")),
     ],

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from autoscaler import loop
 from autoscaler.model import Model
 from autoscaler.observations import DocumentsSeen, Synced
 from autoscaler.world import World
@@ -30,6 +31,7 @@ class House:
     def __init__(self) -> None:
         self.stepped = SteppedLoop(world([], [device()]))
         self.obstacles: dict[str, str] = {}
+        self.raising: set[str] = set()
         self.looked: list[str] = []
         self.said: list[str] = []
         self.worlds: list[World] = []
@@ -38,6 +40,8 @@ class House:
 
     def obstacle(self, of: Model) -> str:
         self.looked.append(of.name)
+        if of.name in self.raising:
+            raise ValueError("bad command")
         return self.obstacles.get(of.name, "")
 
     async def read_again(self) -> None:
@@ -134,5 +138,21 @@ def test_a_hundred_of_them_are_not_a_hundred_lines(house: House) -> None:
         await house.until("all are told", lambda made: len(made.obstacles) == 100)
         assert len(house.said) == SAID_MAX + 1
         assert house.said[-1] == f"{100 - SAID_MAX} more models cannot start: `pilotlight status` tells each"
+
+    house.play(scenario)
+
+
+def test_a_model_that_raises_is_quarantined_and_the_others_are_looked_at(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[tuple[str | None, str]] = []
+    monkeypatch.setattr(loop, "report_fault", lambda name, what, reason: reported.append((name, what)))
+    house.obstacles, house.raising = {"b": WHY}, {"a"}
+
+    async def scenario() -> None:
+        house.stepped.step(DocumentsSeen(models=(A, B)))
+        await house.until("the obstacle of b is told", lambda made: made.obstacles == {"b": WHY})
+        assert set(house.stepped.loop.world.faults) == {"a"}
+        assert reported == [("a", "preflight")]
 
     house.play(scenario)

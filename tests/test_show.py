@@ -101,10 +101,13 @@ def test_status_is_one_line_for_each_model_where_no_terminal_is(capsys: pytest.C
 
 
 def test_status_lists_what_is_off_in_this_mode(capsys: pytest.CaptureFixture[str]) -> None:
-    off = (200, b'{"sentences": ["nodes are not read", "agents"]}')
+    off = (200, b'{"sentences": ["nodes are not read", "agents"], "degraded": "plan: KeyError: 7"}')
     with port(status=STATUS, off=off) as url:
         show.status(url, None, watch=False, output="text")
-        assert capsys.readouterr().out.splitlines()[-2:] == ["off: nodes are not read", "off: agents"]
+        assert capsys.readouterr().out.splitlines()[-3:] == [
+            "off: nodes are not read", "off: agents",
+            "degraded: an internal error occurs, and the failed part is tried again: plan: KeyError: 7",
+        ]  # fmt: skip
         show.status(url, "bob", watch=False, output="text")
         assert "off:" not in capsys.readouterr().out
 

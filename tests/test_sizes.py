@@ -49,7 +49,7 @@ def look(artifact: str = ADA, **fields: object) -> WeightsReport:
 
 
 def of(one: Model, *said: WeightsReport, at: Sizes | None = None) -> Model:
-    (found,) = (at or Sizes(lambda: T0)).of([one], seen(*said))
+    (found,) = (at or Sizes(lambda: T0)).of([one], seen(*said)).models
     return found
 
 
@@ -107,10 +107,26 @@ def test_what_was_worked_out_is_not_worked_out_again(header: str, monkeypatch: p
     looked: dict[Wish, WeightsReport] = {}
     for one in models:
         looked = looked | seen(look(one.spec.artifact or "", header=header))
-        assert sum(bool(done.memory_bytes) for done in at.of(models, looked)) == len(looked)
+        assert sum(bool(done.memory_bytes) for done in at.of(models, looked).models) == len(looked)
     assert len(worked) == len(models)
     at.of(models[:1], looked)
     assert worked[len(models) :] == [], "one that goes is forgotten, and costs the others nothing"
+
+
+def test_a_model_that_raises_does_not_affect_the_others(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gathering.completed
+
+    def completed(of: Model, *known: object, gpus: bool) -> Model:
+        if of.name == "bad":
+            raise ValueError("bad header")
+        return before(of, *known, gpus=gpus)  # type: ignore[arg-type]  # as it came
+
+    monkeypatch.setattr(sizes, "completed", completed)
+    bad, good = model("bad"), model("good")
+    found = Sizes(lambda: T0).of([bad, good], seen(look(header=header)))
+    assert [(fault.model, fault.reason.endswith("bad header")) for fault in found.faults] == [("bad", True)]
+    assert found.models[0] is bad
+    assert found.models[1].memory_bytes > 0
 
 
 async def test_what_is_read_of_many_at_once_is_told_together(monkeypatch: pytest.MonkeyPatch) -> None:

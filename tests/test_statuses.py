@@ -12,12 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.actions import FailStart, Plan
+from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes import events, status, statuses
 from autoscaler.drivers.kubernetes.api import JSON, Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.customs import StatusSeen
 from autoscaler.drivers.kubernetes.events import Events
 from autoscaler.drivers.kubernetes.statuses import CHANGE_S, NEWS_S, PER_S, RETRY_S, Statuses
 from autoscaler.drivers.kubernetes.subjects import Subject
+from autoscaler.fitting import Fitting
 from autoscaler.loop import Step
 from autoscaler.model import Model
 from autoscaler.world import Load, World
@@ -70,11 +72,11 @@ class Paper(Api):
 class House:
     """One writer of statuses whose clock and World the test moves, without a task."""
 
-    def __init__(self) -> None:
+    def __init__(self, fault: Callable[[ModelName, str, Exception], None] = raised) -> None:
         self.now_s = T0
         self.paper = Paper()
         self.at = world(MODELS)
-        self.statuses = Statuses(self.paper, clock=lambda: self.now_s, wall=lambda: self.now_s, fault=raised)
+        self.statuses = Statuses(self.paper, clock=lambda: self.now_s, wall=lambda: self.now_s, fault=fault)
         self.statuses.put(SUBJECTS)
         self.show(self.at)
 
@@ -127,6 +129,22 @@ async def test_a_second_of_writes_is_the_budget_and_who_waits_longest_is_first()
     assert sorted(first) == sorted(one.name for one in MODELS[40:])
     assert first != second
     assert not set(first) & set(second)
+
+
+async def test_a_model_whose_fit_raises_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults, never, bad, huge = list[str](), Fitting.never, MODELS[0], MODELS[1]
+
+    def raising(self: Fitting, of: Model) -> str:
+        if of.name == bad.name:
+            raise ValueError("bad memory")
+        return never(self, of)
+
+    monkeypatch.setattr(Fitting, "never", raising)
+    house = House(lambda name, what, error: faults.append(f"{what} of {name}: {error}"))
+    house.show(world(MODELS, [device(memory_gi=4)]))
+    await house.settle()
+    assert set(faults) == {f"status of {bad.name}: bad memory"}
+    assert house.readiness(huge) == ("False", "NoDeviceFits")
 
 
 async def test_what_fits_on_no_device_says_so_without_a_call_until_there_is_one_or_it_runs() -> None:

@@ -16,7 +16,7 @@ from autoscaler.drivers.kubernetes.overlay import CollisionError, refuse_collisi
 from autoscaler.drivers.kubernetes.volumes import Mounted, MountError, NodeVolumes, mounted, of_node
 from autoscaler.model import Adapter, Model
 from autoscaler.mounts import ClusterFacts, Found, NodeFacts
-from autoscaler.podspec import Pod
+from autoscaler.podspec import Pod, Resources
 from autoscaler.settings import Settings, Weights
 from autoscaler.slicing.base import PodFields
 from autoscaler.world import Replica
@@ -92,6 +92,24 @@ def test_settings_that_use_the_name_of_the_weights_volume_are_an_error() -> None
     theirs = Pod(volumes=({"name": volumes.NAME, "emptyDir": {}},))
     with pytest.raises(CollisionError, match=f"the volume {volumes.NAME} is used by Pilotlight in this pod"):
         refuse_collisions(theirs, (), PodFields(), seen(CLAIM).pod)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "env", "asks", "what"),
+    [
+        (Pod(labels={"a": "x"}), (), PodFields(labels={"a": "y"}), "label a"),
+        (Pod(annotations={"a": "x"}), (), PodFields(annotations={"a": "y"}), "annotation a"),
+        (Pod(resources=Resources(limits={"v/mem": 1})), (), PodFields(limits={"v/mem": "2"}), "resource v/mem"),
+        (Pod(resources=Resources(requests={"v/mem": 1})), (), PodFields(limits={"v/mem": "2"}), "resource v/mem"),
+        (Pod(), ("A",), PodFields(env={"A": "1"}), "environment variable A"),
+    ],
+)
+def test_nothing_replaces_what_a_pod_asks_for_its_devices(
+    theirs: Pod, env: tuple[str, ...], asks: PodFields, what: str
+) -> None:
+    with pytest.raises(CollisionError, match=f"the {what} is used by Pilotlight in this pod"):
+        refuse_collisions(theirs, env, asks, seen(CLAIM).pod)
+    refuse_collisions(theirs, env, PodFields(), seen(CLAIM).pod)
 
 
 def test_with_hostpath_no_security_context_of_a_model_is_allowed() -> None:

@@ -205,7 +205,7 @@ def _none_of(names: Collection[str], begin: Collection[str] = ()) -> str:
 
 
 _AMOUNTS = (
-    Rule(f"!({json.dumps(GPU)} in self)", "is the plan's: say it with spec.gpu.count"),
+    Rule(f"!({json.dumps(GPU)} in self)", "is set by Pilotlight: use spec.gpu.count"),
     Rule(_none_of(AMOUNTS - {GPU}, AMOUNTS_BEGIN), AMOUNT_RESERVED),
 )
 _RESERVED = Rule(_none_of({MANAGED_BY}, {OURS}), THE_PLAN)

@@ -43,12 +43,12 @@ async def persist(work: Callable[[], Awaitable[None]], report: Callable[[str], N
         pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
 
-def faults_of(model: ModelName, observe: Observe) -> Callable[[str], None]:
-    """A `report` for `persist`: a failure is a fault of the Model. NO_MODEL: no Model explains it."""
+def faults_of(model: ModelName, observe: Observe, part: str = "driver") -> Callable[[str], None]:
+    """A `report` for `persist`: a failure is a fault of the Model. NO_MODEL: no Model explains it; `part` failed."""
 
     def report(reason: str) -> None:
         if reason or model == NO_MODEL:
-            observe((FaultSeen(model=model, reason=reason),))
+            observe((FaultSeen(model=model, reason=reason, part=part),))
 
     return report
 

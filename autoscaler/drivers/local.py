@@ -33,6 +33,7 @@ from autoscaler.drivers.ports import HOST, Ports
 from autoscaler.drivers.readiness import Readiness
 from autoscaler.drivers.records import Record, StateDirectory
 from autoscaler.drivers.shortage import patiently
+from autoscaler.faults import Failure, attempt, described, reraise_memory_error
 from autoscaler.model import Model
 from autoscaler.observations import Seen, SlicesSeen, Synced
 from autoscaler.processwatch import ProcessWatch
@@ -78,13 +79,12 @@ class LocalDriver:
         self._observe = observe
         try:
             async with self._tasks as tasks:
-                observe((SlicesSeen(slices=await self._devices.open()),))
-                await self._adopt()
+                await persist(self._open_devices, faults_of(NO_MODEL, observe, "devices"))
+                await persist(self._adopt, faults_of(NO_MODEL, observe, "adoption of engines"))
                 observe((Synced(),))
-                report = faults_of(NO_MODEL, observe)
-                tasks.create_task(persist(self._keep_house, report))
+                tasks.create_task(persist(self._keep_house, faults_of(NO_MODEL, observe, "logs of engines")))
                 if self._devices.measured:
-                    tasks.create_task(persist(self._watch_devices, report))
+                    tasks.create_task(persist(self._watch_devices, faults_of(NO_MODEL, observe, "devices")))
         finally:
             self._observe = _not_running
             for engine in self._engines.values():
@@ -311,15 +311,25 @@ class LocalDriver:
 
     # --- adoption -----------------------------------------------------------------------------------------------------
 
+    async def _open_devices(self) -> None:
+        self._observe((SlicesSeen(slices=await self._devices.open()),))
+
     async def _adopt(self) -> None:
-        """Observes everything that an earlier driver left behind, and clears what is no whole Replica."""
+        """Observes everything that an earlier driver left behind, and clears what is no whole Replica.
+
+        An exception about one Replica quarantines its Model. Others come before anything is adopted.
+        """
         records, broken = self._state.records()
         for line in broken:
             _log.error("%s", line)
         found = await processes.marked(self._state.mark_prefix, self._reaper)
         living, clearing = [], dict[asyncio.Task[None], Engine]()
         for record in records:
-            engine = self._recall(record, found.pop(record.id, []))
+            facts = found.pop(record.id, [])
+            recalled = attempt(partial(self._recall, record, facts))
+            if isinstance(recalled, Failure):
+                faults_of(record.model, self._observe)(described(recalled.error))
+            engine = self._recall(unknown(record.id), []) if isinstance(recalled, Failure) else recalled
             if engine.ended.is_set():
                 clearing[self._care_for(engine, self._clear)] = engine
             else:
@@ -336,11 +346,15 @@ class LocalDriver:
                 self._see(engine, Seen.EXITED, reason="it ended earlier, and something of it is left")
 
     async def _adopt_living(self, engines: Sequence[Engine]) -> None:
-        for engine, ready in zip(engines, await asyncio.gather(*map(self._readiness.answers, engines)), strict=True):
-            if ready:
+        answers = await asyncio.gather(*map(self._readiness.answers, engines), return_exceptions=True)
+        for engine, ready in zip(engines, answers, strict=True):
+            if isinstance(ready, Exception):
+                reraise_memory_error(ready)
+                faults_of(engine.record.model, self._observe)(described(ready))
+            elif ready:
                 engine.record = msgspec.structs.replace(engine.record, was_ready=True)
             unready = Seen.UNREADY if engine.record.was_ready else Seen.STARTING
-            self._see(engine, Seen.READY if ready else unready)
+            self._see(engine, Seen.READY if ready is True else unready)
             self._remember(engine.record)
             self._care_for(engine, self._live)
 

@@ -78,6 +78,7 @@ class Estate:
             for name in names[autoscalers:]:
                 await self.until(lambda name=name: self.answers(name))  # type: ignore[misc]  # bound now
             yield self
+        house.check_logs(self._folder / f"{name}.log" for name in self._autoscalers)
 
     def write(self, *documents: dict[str, object], **more: object) -> None:
         """The documents, and `more` of the Settings; who runs reads them again at a SIGHUP."""

@@ -146,12 +146,14 @@ def objects(data: bytes) -> None:
 
 
 async def _run(kind: Kind, line: bytes) -> None:
+    faults, api = list[str](), LineApi(line)
+    api.unreadable.fault = lambda _, reason: faults.append(reason)
     with recorded() as made:
-        use = await kind.owner(LineApi(line))
+        use = await kind.owner(api)
     watched = made[kind.position].watched
     with contextlib.suppress(DoneError):
         await watched.run()
-    assert not watched.fault, watched.fault
+    assert not any(faults), faults
     for one in watched.items.values():
         assert not (wrong := misfit(one)), f"{type(one).__name__} {wrong}"
     use()

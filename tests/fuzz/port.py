@@ -31,7 +31,7 @@ _ROW: Final[dict[str, object]] = {
 _SAYS: Final = {"says": "done"}
 RESPONSES: Final[dict[str, object]] = {
     "/api/v1/status": [_ROW, {**_ROW, "model": "bob", "adapters": []}],
-    "/api/v1/off": {"sentences": ["no agent"]},
+    "/api/v1/off": {"sentences": ["no agent"], "degraded": "watch /api/v1/pods: OSError"},
     "/api/v1/models/ada": {"name": "ada"},
     **{f"/api/v1/explain/{what}": {"sentences": ["ada is ready."]} for what in ("model/ada", "fit/ada", "last")},
     "/api/v1/models/ada/wake": _SAYS, "/api/v1/models/ada/stop": _SAYS, "/api/v1/devices/gpu0/cordon": _SAYS,

@@ -115,7 +115,7 @@ def _providers() -> Target:
 def _port() -> Target:
     from tests.fuzz import port
 
-    return Target(port.port, port.SEEDS, port.WORDS)
+    return Target(port.port, port.SEEDS, port.WORDS, port.case)
 
 
 MADE: dict[str, Callable[[], Target]] = {

@@ -25,7 +25,7 @@ from tests.kit.budget import examples
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = 600
-STRUCTURED = ("objects", "reports", "yaml", "gguf", "safetensors", "providers")
+STRUCTURED = ("objects", "reports", "yaml", "gguf", "safetensors", "port", "providers")
 """Targets whose inputs are made by the structure of their format."""
 CASES = 5_000
 """Of each of them, in the deep tier."""

@@ -238,9 +238,14 @@ class Serving:
         return sorted(pid for pid in pids if (mark_of(pid) or "").startswith(prefix) and running(pid))
 
     def engines(self, model: str = "") -> list[int]:
-        """The main processes of Replicas (of one Model), by the records of the state directory, that live."""
-        pids = [record.pid for record in self.records() if model in {"", record.model}]
-        return sorted(pid for pid in pids if pid and running(pid))
+        """The main processes of Replicas (of one Model) that live. Each leads a session of its own."""
+        found = []
+        for pid in self.marked():
+            with contextlib.suppress(ProcessLookupError):
+                replica = (mark_of(pid) or "").rpartition("/")[2]
+                if os.getsid(pid) == pid and replica.startswith(f"{model}-" if model else ""):
+                    found.append(pid)
+        return found
 
     def records(self) -> list[Record]:
         """What the state directory says of Replicas."""

@@ -9,19 +9,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers import logs
+from autoscaler.drivers import contained, logs
+from autoscaler.drivers.devices import Devices
 from autoscaler.drivers.engine import Engine
-from autoscaler.drivers.processes import BLANK, MARK, boot_id, facts, mark_of
+from autoscaler.drivers.local import LocalDriver
+from autoscaler.drivers.processes import BLANK, MARK, Facts, boot_id, facts, mark_of
 from autoscaler.drivers.readiness import Readiness
 from autoscaler.drivers.records import Record
-from autoscaler.observations import Seen
+from autoscaler.observations import FaultSeen, Seen
+from autoscaler.world import Slice
 from tests.contracts.driver import Manner
 from tests.kit.freezing import freeze
 from tests.kit.localrig import TINY_ENGINE, LocalRig, python, replica
@@ -361,3 +364,58 @@ def test_a_port_that_is_taken_is_a_failed_start_and_the_next_start_gets_another(
                 assert int(ready.address.rpartition(":")[2]) != port
 
     rig.run(scenario())
+
+
+def test_an_exception_while_devices_are_opened_is_reported_and_tried_again(
+    rig: LocalRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contained, "PAUSE_S", 0.0)
+    real, odd = Devices.open, iter([True])
+
+    async def opened(self: Devices) -> tuple[Slice, ...]:
+        if next(odd, False):
+            raise KeyError("odd")
+        return await real(self)
+
+    monkeypatch.setattr(Devices, "open", opened)
+
+    async def scenario() -> None:
+        async with running(rig.driver()) as observed:
+            await observed.synced()
+            assert observed.slices().slices
+            faults = [(one.part, bool(one.reason)) for one in observed.all if isinstance(one, FaultSeen)]
+            assert faults[:2] == [("devices", True), ("devices", False)]
+
+    rig.run(scenario())
+
+
+def test_an_exception_about_one_record_clears_its_replica_and_keeps_the_others(
+    rig: LocalRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def first() -> None:
+        driver = rig.driver()
+        async with running(driver) as observed:
+            for name in ("r1", "r2"):
+                driver.start(*rig.replica(name, Manner.GOOD))
+                await observed.until(ReplicaId(name), Seen.READY)
+
+    rig.run(first())
+    real = LocalDriver._recall
+
+    def recall(self: LocalDriver, of: Record, found: Sequence[Facts]) -> Engine:
+        if of.id == R1 and of.pid:
+            raise KeyError("odd")
+        return real(self, of, found)
+
+    monkeypatch.setattr(LocalDriver, "_recall", recall)
+
+    async def second() -> None:
+        async with running(rig.driver()) as observed:
+            await observed.synced()
+            assert observed.words(ReplicaId("r2")) == ["ready"]
+            assert observed.words(R1)[-1] == "clean"
+            (fault,) = [one for one in observed.all if isinstance(one, FaultSeen) and one.model]
+            assert "KeyError" in fault.reason
+            assert not rig.processes(R1)
+
+    rig.run(second())

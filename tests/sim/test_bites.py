@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autoscaler import crowded, demand, drain, indices, shares, shelves
+from autoscaler import crowded, demand, drain, indices, loop, shares, shelves
 from autoscaler.contract import RoutesDelta
 from autoscaler.lanes import Room
 from autoscaler.model import Model
@@ -77,6 +77,10 @@ def free_before_it_is_clean(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(shelves, "room_of", gone)
 
 
+def every_model_is_blamed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loop, "culprits", lambda names, _works: tuple(names))
+
+
 def never_idle(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(demand, "idle_window_s", lambda _model, _history: 1e9)
 
@@ -99,6 +103,7 @@ def idle_at_once(patch: pytest.MonkeyPatch) -> None:
         (idle_at_once, "I6:"),
         (never_idle, "I8:"),
         (bytes_without_bound, "I12:"),
+        (every_model_is_blamed, "I14:"),
     ],
 )
 def test_a_fault_is_found(

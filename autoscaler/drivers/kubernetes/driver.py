@@ -77,7 +77,7 @@ class KubernetesDriver:
         self._clearing = Clearing(clock, self._node, measured, assume_after_s, self._reserved)
         self._inventory = None if not inventory else Inventory(
             api, namespace, settings, is_ours=self._is_ours, held=self._held, changed=self._devices_changed,
-            hosts_changed=self.look_again, groups=groups,
+            hosts_changed=self._hosts_changed, groups=groups,
         )  # fmt: skip
         self._pods = Watched(api, path, pods.read, self._pods_changed, labelSelector=pods.SELECTOR)
         self._make = Making(namespace, launch, image, settings, self._inventory, supply)
@@ -102,6 +102,7 @@ class KubernetesDriver:
         self._clean: dict[ReplicaId, asyncio.Event] = {}
         """Of those that were half gone when they were adopted."""
         self._refused = Refused()
+        self._hosts_fault = ""
         self._listens = False
         """What was there at first is known: changes count."""
 
@@ -113,16 +114,16 @@ class KubernetesDriver:
                 await self._inventory.begin(tasks)
             tasks.create_task(self._pods.run())
             await self._pods.synced.wait()
-            await persist(self._adopt, faults_of(NO_MODEL, observe))
+            await persist(self._adopt, faults_of(NO_MODEL, observe, "adoption of pods"))
             observe((Synced(),))
-            tasks.create_task(persist(self._doubt, faults_of(NO_MODEL, observe)))
+            tasks.create_task(persist(self._doubt, faults_of(NO_MODEL, observe, "refresh of pods")))
 
     def lead(self) -> None:
         """We lead from now on: tells all there is again, to its end (Synced), and takes over what leaders
         before have left half done. A driver that has not adopted yet does so at the end of that.
         """
         if self._listens:
-            self._order(NO_MODEL, persist(self._lead, faults_of(NO_MODEL, self._observe)))
+            self._order(NO_MODEL, persist(self._lead, faults_of(NO_MODEL, self._observe, "change of leader")))
 
     async def _lead(self) -> None:
         """What the leader before did last may not have been heard of: it would be done a second time."""
@@ -244,6 +245,14 @@ class KubernetesDriver:
         if self._listens:
             self._tell_slices()
 
+    def _hosts_changed(self) -> None:
+        """As `look_again`, of a timer: a fault is tried again with the next change."""
+        done = attempt(self.look_again)
+        reason = described(done.error) if isinstance(done, Failure) else ""
+        if reason != self._hosts_fault:
+            self._hosts_fault = reason
+            faults_of(NO_MODEL, self._observe, "hosts")(reason)
+
     def _tell_slices(self) -> None:
         if self._inventory is not None:
             self._observe(self._inventory.look())
@@ -311,7 +320,9 @@ class KubernetesDriver:
             self._see(new, Seen.STARTING)
             if new.patience_s is not None and new.replica not in self._hoping:
                 loop = asyncio.get_running_loop()
-                self._hoping[new.replica] = loop.call_later(new.patience_s, self._lose_hope, _key(new), new.uid)
+                self._hoping[new.replica] = loop.call_later(
+                    new.patience_s, self._contain, new.model, partial(self._lose_hope, _key(new), new.uid)
+                )
         elif new.started_unix_s is not None and new.ip:
             self._asking.look_for_namesake(new)
             self._see(new, Seen.STARTING)

@@ -51,6 +51,7 @@ class Making(NamedTuple):
         if reason := self.supply.obstacle(model):
             return reason
         try:
+            volumes.check(model, self.settings())
             self.launch(_somewhere(model, self.supply.brings(model)), pods.HOST, PORT)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
             return str(error)

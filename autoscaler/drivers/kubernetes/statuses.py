@@ -206,7 +206,7 @@ class Statuses:
         now = self._world
         if not as_before(self._fitted, now):
             self._fitted = now
-            found = misfits(masked(now)).items()
+            found = misfits(masked(now), lambda name, error: self._fault(name, "status", error)).items()
             self._misfits = {name: Unmet(model=name, reason=why, never=True) for name, why in found}
         never = {name: unmet for name, unmet in self._misfits.items() if name not in now.by_model}
         return {one.model: one for one in self._unmet} | never

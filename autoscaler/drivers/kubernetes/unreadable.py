@@ -34,10 +34,24 @@ Name = tuple[str, str]
 """Namespace and name."""
 
 
+def report_fault(model: None, what: str, reason: str) -> None:
+    """Logs an exception that was contained, see `autoscaler.loop.report_fault`."""
+    del model
+    _log.error("event=degraded in=%r error=%s", what, reason)
+
+
+def log_fault(what: str, reason: str) -> None:
+    """Logs the exception of a watch; empty: it works again."""
+    if reason:
+        report_fault(None, what, reason)
+
+
 class UnreadableObjects:
     """Objects that no watch of this process can read, by watch."""
 
     def __init__(self) -> None:
+        self.fault: Callable[[str, str], None] = log_fault
+        """Called with the name of a watch whose callback raised an exception, and with that; empty: it works again."""
         self._watches: dict[Hashable, dict[Name, Unreadable]] = {}
         self.listeners: list[Callable[[Unreadable], None]] = []
         """Called for each object that became unreadable, or is unreadable for another reason."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -23,7 +22,6 @@ from autoscaler.drivers.kubernetes.hearing import Hearing
 from autoscaler.drivers.kubernetes.unreadable import Unreadable
 from autoscaler.faults import described, reraise_memory_error
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WATCH_S = (290.0, 350.0)
@@ -60,12 +58,6 @@ class Change(NamedTuple, Generic[T]):
     key: Key
     old: T | None
     new: T | None
-
-
-def report_fault(model: None, what: str, reason: str) -> None:
-    """Logs an exception that was contained, see `autoscaler.loop.report_fault`."""
-    del model
-    _log.error("event=degraded in=%r error=%s", what, reason)
 
 
 class SuspicionError(Exception):
@@ -106,7 +98,7 @@ class Watched(Generic[T]):
         self.trouble = ""
         """Why nothing is heard now; empty while all is well."""
         self.fault = ""
-        """The last contained exception of the callback; empty: none."""
+        """The contained exception of the callback; empty: none since everything was last read."""
         self.gap = False
         """What is told now came to be unseen: everything was read anew. How a thing that is gone ended is not known."""
 
@@ -140,8 +132,8 @@ class Watched(Generic[T]):
                     self.hearing.broke(error)
             except Exception as error:  # noqa: BLE001  callbacks may raise anything; it is reported, and the list is read again
                 reraise_memory_error(error)
-                self.trouble = self.fault = described(error)
-                report_fault(None, f"watch {self._path}", self.fault)
+                self.trouble = described(error)
+                self._set_fault(self.trouble)
                 self._version = None
             if self._heard or loop.time() - began_s >= LASTED_S:
                 wait_s = RETRY_S
@@ -149,6 +141,11 @@ class Watched(Generic[T]):
                     continue  # the end of a stream is nothing special
             await asyncio.sleep(max(asked_s, wait_s) * random.uniform(0.5, 1) + asked_s / 2)  # noqa: S311  no secret
             wait_s = min(2 * wait_s, RETRY_S_MAX)
+
+    def _set_fault(self, reason: str) -> None:
+        if reason != self.fault:
+            self.fault = reason
+            self._api.unreadable.fault(f"watch {self._path}", reason)
 
     def expect(self, version: str) -> None:
         """The collection has got to this version (of a write of ours): it must be heard of soon."""
@@ -193,6 +190,7 @@ class Watched(Generic[T]):
         self._tell_gone(missing)
         self._api.unreadable.keep(self, self._versions)
         self._expected, self._due_s = 0, None
+        self._set_fault("")
         self.hearing.is_heard()
         self.synced.set()
 

@@ -223,17 +223,21 @@ class AdoptedDriver:
         """What `work` raises is a fault of the workload's Model; if it has none yet, of no Model."""
         done, candidate = attempt(work), self._candidates.get(key)
         if isinstance(done, Failure):
-            self._report(candidate, f"{key}: {described(done.error)}")
+            self._report(key, candidate, described(done.error))
         elif candidate is not None and candidate.faulty:
             candidate.faulty = False
-            faults_of(NO_MODEL, self._means.observe)("")
+            self._report_workload(key, "")
 
-    def _report(self, candidate: Candidate | None, reason: str) -> None:
-        model = None if candidate is None else candidate.model
-        if candidate is not None:
-            candidate.faulty = bool(reason) and model is None
-        name = NO_MODEL if candidate is None or model is None else candidate.called or model.name
-        faults_of(name, self._means.observe)(reason)
+    def _report(self, key: WorkloadKey, candidate: Candidate | None, reason: str) -> None:
+        if candidate is not None and candidate.model is not None:
+            faults_of(candidate.called or candidate.model.name, self._means.observe)(reason)
+        else:
+            self._report_workload(key, reason)
+            if candidate is not None:
+                candidate.faulty = bool(reason)
+
+    def _report_workload(self, key: WorkloadKey, reason: str) -> None:
+        faults_of(NO_MODEL, self._means.observe, str(key))(reason)
 
     # --- workloads ----------------------------------------------------------------------------------------------------
 
@@ -311,7 +315,7 @@ class AdoptedDriver:
         if candidate.runner is None:
             core = Workload(good, model, mode, self._unix_s() - self._clock())
             candidate.runner = Runner(core, self._means)
-            report = partial(self._report, candidate)
+            report = partial(self._report, key, candidate)
             candidate.running = self._tasks.create_task(persist(candidate.runner.run, report))
         else:
             candidate.runner.core.see(good, model, mode, self._clock())
@@ -344,7 +348,11 @@ class AdoptedDriver:
         if candidate is not None:
             candidate.hand = None
             self._contain(key, partial(self._judge, key))
-            self._publish()
+            persisting = persist(self._publish_once, faults_of(NO_MODEL, self._means.observe, "adopted Models"))
+            self._tasks.create_task(persisting)
+
+    async def _publish_once(self) -> None:
+        self._publish()
 
     def _release(self, candidate: Candidate, *, at_once: bool = False) -> None:
         """It is gone, or its annotation is: its Replicas are stopped without a write, as the plan says or at once."""
@@ -362,6 +370,8 @@ class AdoptedDriver:
     def _drop_if_over(self, candidate: Candidate) -> None:
         if candidate.model is None and (candidate.runner is None or candidate.runner.core.empty):
             self._candidates.pop(candidate.seen.key, None)
+            if candidate.faulty:
+                self._report_workload(candidate.seen.key, "")
             if candidate.running is not None:
                 candidate.running.cancel()
 
@@ -377,8 +387,8 @@ class AdoptedDriver:
             _origin(key): candidate.model for key, candidate in self._candidates.items() if candidate.model is not None
         }
         if models != self._last:
-            self._last = models
             self._models(models)
+            self._last = models  # an exception leaves it for the next time
 
     def _log_problem(self, candidate: Candidate) -> None:
         """Once, whoever leads."""

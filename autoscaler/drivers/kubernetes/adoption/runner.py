@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from autoscaler.drivers import probes
 from autoscaler.drivers.base import Observe
+from autoscaler.drivers.contained import PAUSE_S_MAX, faults_of
 from autoscaler.drivers.kubernetes.adoption.annotations import port_of
 from autoscaler.drivers.kubernetes.adoption.pod import Mark
 from autoscaler.drivers.kubernetes.adoption.seen import COST, GOES_FIRST, INTENT, REPLICA, PodSeen, read_pod
@@ -21,6 +22,7 @@ from autoscaler.drivers.kubernetes.adoption.workload import Workload
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
 from autoscaler.drivers.kubernetes.watching import Change, Watched
+from autoscaler.faults import Failure, attempt, described
 from autoscaler.world import Replica
 
 RETRY_S = 0.5
@@ -121,6 +123,12 @@ class Runner:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
 
     def _look(self) -> None:
+        done = attempt(self._look_now)
+        if isinstance(done, Failure):
+            faults_of(self.core.model.name, self._means.observe)(described(done.error))
+            self._timer = asyncio.get_running_loop().call_later(PAUSE_S_MAX, self._look)
+
+    def _look_now(self) -> None:
         self.core.look(self._now_s())
         self.settle()
 
