@@ -285,7 +285,8 @@ class _Ledger:
         self, owner: ModelName, offer: Offer, devices: int, takes: Expected, reason: str, *, hedge: bool = False
     ) -> Lease:
         """It is ordered."""
-        name = next_name(offer.provider, owner, {id.name for id in self.leases})
+        whose = f"{self.world.installation}/{offer.provider}" if self.world.installation else offer.provider
+        name = next_name(whose, owner, {id.name for id in self.leases})
         due_s = self.now_s + due_after_s(offer, takes)
         made = AcquireOrder(
             id=LeaseId(offer.provider, name), offer=offer, devices=devices, owner=owner, epoch=self.world.epoch,

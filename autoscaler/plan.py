@@ -327,7 +327,7 @@ class _Tick:
         taken = {action.replica.id for action in self.starts}
         id, intent, ordinal = ReplicaId(""), "", want.ordinal
         while not id or id in taken or id in world.replicas:
-            intent = intent_of(world.epoch, world.version, want.model, ordinal)
+            intent = intent_of(world.installation, world.epoch, world.version, want.model, ordinal)
             id = ReplicaId(f"{UNSAFE.sub('-', want.model)[:NAME_MAX]}-{hash}-{intent}")
             ordinal += 1
         replica = Replica(
@@ -394,6 +394,8 @@ class _Tick:
         return Plan(actions=tuple(actions), unmet=unmet, next_s=next_s, tries=tuple(sorted(self.tries)))
 
 
-def intent_of(epoch: int, version: int, model: ModelName, ordinal: int) -> str:
+def intent_of(installation: str, epoch: int, version: int, model: ModelName, ordinal: int) -> str:
     """The idempotency key of a start: the same decision, taken again by the same leader, has the same key."""
-    return hashlib.sha256(f"{epoch}/{version}/{model}/{ordinal}".encode()).hexdigest()[:10]
+    decision = f"{epoch}/{version}/{model}/{ordinal}"
+    key = f"{installation}/{decision}" if installation else decision
+    return hashlib.sha256(key.encode()).hexdigest()[:10]

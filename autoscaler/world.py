@@ -349,6 +349,8 @@ class World(Fact, frozen=True):
     """With it a moment of our clock is in seconds since 1970; None: nobody knows what time of day it is."""
     handed_over: bool = False
     """Every gateway known at the hand-over has reported in this epoch or is proven dead: holds may change."""
+    installation: str = ""
+    """Part of the names of what is started and ordered: several installations may share a cluster."""
     undivided: frozenset[ModelName] = frozenset()
     """Models in which something changed that `shares` must look at; folding its answer (Granted) empties it."""
     settings: Settings = Settings()

@@ -21,7 +21,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from autoscaler import engines, fold_leadership, mounts
+from autoscaler import engines, fold_leadership, mounts, ownership
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
 from autoscaler.door import AGENT, BOTH, GATEWAY, Admits, Roles
 from autoscaler.drivers import probes
@@ -34,6 +34,7 @@ from autoscaler.model import Model
 from autoscaler.nodes import is_back
 from autoscaler.nodesupply import NodeSupply
 from autoscaler.observations import DocumentsSeen, FollowingSeen, LeadingSeen
+from autoscaler.ownership import Ownership
 from autoscaler.sizing import AS_ASKED, Given
 from autoscaler.world import World
 from pilotlight.supplies import Supplies
@@ -83,6 +84,11 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.home or self.namespace
 
     @property
+    def installation(self) -> str:
+        """What objects that it makes are labelled with."""
+        return ownership.identity(self.own_namespace, self.lease)
+
+    @property
     def users(self) -> dict[str, Roles]:
         """The accounts as the API server names them, each with its roles."""
         found: dict[str, Roles] = {}
@@ -113,6 +119,7 @@ class Cluster:
         from pilotlight.resources import Resources
 
         acting, asking = apis
+        owner = Ownership(options.installation)
         self._options = options
         self._asking = asking
         self.unreadable = asking.unreadable
@@ -126,14 +133,14 @@ class Cluster:
         own = KubernetesDriver(
             acting, options.namespace, launch, image, clock, settings=lambda: self._loop.world.settings,
             inventory=options.scope == "cluster", groups=lambda: most(self._loop.world), measured=self._measured,
-            pace=self._pace, supply=self._supply,
+            pace=self._pace, supply=self._supply, owner=owner,
         )  # fmt: skip
         self._own = own
         self._declared: DeclaredDevices | None = None
         """Devices, where nodes may not be read."""
         if options.scope == "namespace":
             self._declared = DeclaredDevices(asking, options.namespace, self._observe, lambda: self._loop.world)
-        self._disruptions = Disruptions(asking, options.namespace, self._observe)
+        self._disruptions = Disruptions(asking, options.namespace, self._observe, owner)
         self._resources = Resources(options, acting, asking, reporter=name, clock=clock, pace=self._pace)
         self.driver: SharedDriver = CompositeDriver(own, self._resources.adopted)
         self.cordons: NodeCordons | None = None
@@ -145,7 +152,7 @@ class Cluster:
             self._cutter = NodeCutter(acting, asking, self._observe, lambda: self._loop.world.settings, clock)
         places = (options.namespace, options.own_namespace, options.lease)
         self._supplies = Supplies(
-            Objects(acting, asking), places, lambda: self._loop.world, self._observe, clock,
+            Objects(acting, asking, owner), places, lambda: self._loop.world, self._observe, clock,
             leads=lambda: elector.writes_s() > 0,
         )  # fmt: skip
         self._tokens = Tokens(asking, options.users)
@@ -163,7 +170,8 @@ class Cluster:
         """The loop of our driver, which leads once we are elected."""
         elector = self._elector
         self._loop = Loop(
-            World(epoch=0, leads=False), self.driver, self._clock, elector.writes_s, elector.in_touch,
+            World(epoch=0, leads=False, installation=self._options.installation),
+            self.driver, self._clock, elector.writes_s, elector.in_touch,
             cutter=self._cutter, supplier=self._supplies,
         )  # fmt: skip
         self.unreadable.fault = self._loop.trouble

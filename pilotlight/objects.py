@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autoscaler.capacity.server import AT_HAND, NOT_FOUND, AnswerError, Object
+from autoscaler.ownership import ANYBODYS, Ownership
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
@@ -36,8 +37,8 @@ class _Kept:
 class Objects:
     """See Server. `writes` may be fenced, `reads` need not be."""
 
-    def __init__(self, writes: Api, reads: Api) -> None:
-        self._writes, self._reads = writes, reads
+    def __init__(self, writes: Api, reads: Api, owner: Ownership = ANYBODYS) -> None:
+        self._writes, self._reads, self.owner = writes, reads, owner
         self._watched: dict[str, Watched[_Kept]] = {}
         """Whole lists, by path."""
         self._forgetting: dict[Hashable, asyncio.TimerHandle] = {}
@@ -117,7 +118,7 @@ class Objects:
 
     async def create(self, path: str, body: Object) -> Object:
         """See Server."""
-        return await _answered(self._writes.create(path, body))
+        return await _answered(self._writes.create(path, self.owner.label(body)))
 
     async def patch(self, path: str, body: Object) -> Object:
         """See Server."""

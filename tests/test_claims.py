@@ -16,6 +16,7 @@ from autoscaler.drivers.kubernetes.decoding import Page
 from autoscaler.drivers.kubernetes.orders import Hears, Orders
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.watching import Watched
+from autoscaler.ownership import ANYBODYS
 from autoscaler.podspec import Pod, Resources
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing
@@ -67,7 +68,7 @@ class Server:
 
     async def get(self, path: str, **query: str) -> Object:
         if path == PODS:
-            assert query == {"labelSelector": pods.SELECTOR}
+            assert query == {"labelSelector": ANYBODYS.engines}
             return {"items": self._under(path)}
         if path not in self.objects:
             raise ApiError(404, "NotFound", "")
@@ -77,7 +78,7 @@ class Server:
         return [one for name, one in self.objects.items() if name.startswith(f"{path}/")]
 
     async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Page]:
-        assert query == {"labelSelector": pods.SELECTOR}
+        assert query == {"labelSelector": ANYBODYS.engines}
         yield Page("1", "", self._under(path), [])
 
     async def patch(self, path: str, body: Object, kind: str) -> Object:

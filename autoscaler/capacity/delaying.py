@@ -9,7 +9,6 @@ decides nothing about Leases.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from math import inf
 from typing import Final
@@ -17,6 +16,7 @@ from typing import Final
 from autoscaler.attached import lent
 from autoscaler.capacity.server import NOT_FOUND, AnswerError, Server
 from autoscaler.capacity.upkeep import Upkeep
+from autoscaler.ownership import identity
 from autoscaler.world import World
 
 NODES: Final = "/api/v1/nodes"
@@ -24,8 +24,6 @@ DELAY: Final = "delay-deletion.cluster-autoscaler.kubernetes.io/pilotlight"
 """Alone it is all installations', as it once was: nobody writes it any more, nor takes it from where others may have
 something. What follows it here is one's own (`key_of`).
 """
-NAMED_MAX: Final = 40
-"""Characters of a namespace in it: behind the slash a key has 63."""
 
 
 class Delaying(Upkeep):
@@ -77,13 +75,7 @@ class Delaying(Upkeep):
 
 def key_of(home: str, lease: str) -> str:
     """An installation's annotation: of several in one cluster none takes away what another says."""
-    return f"{DELAY}-{installation(home, lease)}"
-
-
-def installation(home: str, lease: str) -> str:
-    """What one is told by in keys and labels: two may be of one namespace."""
-    digest = hashlib.sha256(f"{home}/{lease}".encode()).hexdigest()[:8]
-    return f"{home[:NAMED_MAX]}-{digest}"
+    return f"{DELAY}-{identity(home, lease)}"
 
 
 def _differ(world: World, noted: set[str]) -> list[tuple[str, bool]]:

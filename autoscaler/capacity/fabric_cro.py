@@ -123,7 +123,7 @@ class CroFabric:
         found: list[Listed] = []
         for request in seen.requests:
             shares = objects.whose(request, seen.resources)
-            mine = {name for name, note in request.notes.items() if note.provider == self._name}
+            mine = {name for name, note in request.notes.items() if self._is_ours(note)}
             lost = objects.cut_off(request, shares)
             listed = [self._listed(request, name, shares[name], lost=name in lost) for name in sorted(mine)]
             found += [one for one in listed if one is not None]
@@ -139,7 +139,9 @@ class CroFabric:
         in a while, since whoever is told asks for everything.
         """
         news, follow = asyncio.Event(), self._server.follow
-        ours = functools.partial(objects.heard_of_request, provider=self._name)
+        ours = functools.partial(
+            objects.heard_of_request, provider=self._name, installation=self._server.owner.installation
+        )
         mine = functools.partial(objects.heard_of_resource, model=self._model)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow(REQUESTS, ours, news.set))
@@ -194,6 +196,7 @@ class CroFabric:
         note = Note(
             provider=self._name, owner=order.owner, epoch=order.epoch, devices=order.devices,
             asked_unix_s=self._server.unix_s(), before=self._before(node, seen),
+            installation=self._server.owner.installation,
         )  # fmt: skip
         if request is None:
             await self._server.create(REQUESTS, objects.new_request(self._model, node, order.devices, {name: note}))
@@ -235,10 +238,13 @@ class CroFabric:
         """Of what is not given back none is to go first: an order marked it, and the size was not changed after all.
         There is one order at a time, so it is none of now.
         """
-        ours = {name for name in request.live if request.notes[name].provider == self._name}
+        ours = {name for name in request.live if self._is_ours(request.notes[name])}
         for one in (one for name in sorted(ours & shares.keys()) for one in shares[name] if one.victim):
             change = {"resourceVersion": one.version, "annotations": {objects.VICTIM: None}}
             await self._server.patch(f"{RESOURCES}/{one.name}", {"metadata": change})
+
+    def _is_ours(self, note: Note) -> bool:
+        return objects.is_of(note, self._name, self._server.owner.installation)
 
     # --- what there is ------------------------------------------------------------------------------------------------
 

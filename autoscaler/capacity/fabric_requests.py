@@ -54,6 +54,13 @@ class Note(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """So many Devices its node had before any of ours came."""
     leaving: bool = False
     """It was given back: its Devices are going."""
+    installation: str = ""
+    """Whose it is; empty: it was noted by a version that did not say so."""
+
+
+def is_of(note: Note, provider: str, installation: str) -> bool:
+    """Whether a Lease is one of this provider of this installation."""
+    return note.provider == provider and note.installation in {"", installation}
 
 
 class Resource(NamedTuple):
@@ -201,12 +208,12 @@ def starved(waits: Iterable[Resource]) -> Resource | None:
 # --- what changes -----------------------------------------------------------------------------------------------------
 
 
-def heard_of_request(found: Object, provider: str) -> object:
+def heard_of_request(found: Object, provider: str, installation: str = "") -> object:
     """What of a request may be news for who has Leases on it; None: that provider has none there. The moment at which
     its resources are made is: until they have our label nothing is heard of them.
     """
     request, status = read_request(found), found.get("status") or {}
-    if request is None or not any(note.provider == provider for note in request.notes.values()):
+    if request is None or not any(is_of(note, provider, installation) for note in request.notes.values()):
         return None
     return request._replace(version=""), status.get("state", ""), sorted(status.get("resources") or {})
 

@@ -14,17 +14,14 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import Final, NamedTuple
 
-from autoscaler.capacity.nodeclaims import WRITER
 from autoscaler.capacity.server import NOT_FOUND, AnswerError, Server
 from autoscaler.capacity.upkeep import Upkeep
 from autoscaler.model import ADOPTED_HASH
 from autoscaler.operators import moving
-from autoscaler.podspec import DO_NOT_DISRUPT, MANAGED_BY, OURS
+from autoscaler.podspec import DO_NOT_DISRUPT
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import PodRef, Replica, World
 
-SELECTOR: Final = f"{MANAGED_BY}={WRITER},{OURS}intent"
-"""Of all pods of Replicas."""
 BUSY: Final = frozenset({S.PENDING, S.STARTING, S.WAKING, S.DRAINING})
 """What it is at would be done again, or cut short, elsewhere."""
 SETTLED: Final = frozenset({S.READY, S.UNREADY, S.ASLEEP})
@@ -91,7 +88,9 @@ class Guarding(Upkeep):
         return 0.0 if any(_differ(self._world(), bare)) else inf  # what changed meanwhile looked as it was before
 
     async def _read(self) -> set[str]:
-        pods = (one["metadata"] for one in await self._server.items(self._path, labelSelector=SELECTOR))
+        pods = (
+            one["metadata"] for one in await self._server.items(self._path, labelSelector=self._server.owner.engines)
+        )
         return {str(one["uid"]) for one in pods if DO_NOT_DISRUPT not in (one.get("annotations") or {})}
 
     async def _say(self, pod: PodRef, on: bool) -> None:

@@ -69,7 +69,7 @@ class KueuePlaces:
             if error.status != CONFLICT:
                 refuse(error)
             found = await self._server.find(f"{self._pods}/{order.id.name}")
-            there = None if found is None else places.read(found)
+            there = None if found is None else self._read(found)
             if there is None or there.leaving:
                 raise TimeoutError from error  # it goes: said again when it is gone
             if there.provider != self._named.name:
@@ -79,7 +79,7 @@ class KueuePlaces:
         """See Provider."""
         for left in range(LATE - 1, -1, -1):
             found = await self._server.find(f"{self._pods}/{order.id.name}")
-            there = None if found is None else places.read(found)
+            there = None if found is None else self._read(found)
             taken = any(one.name == order.id.name and not one.kept for one in await self._places())
             mine = there is None or there.wrong or there.provider == self._named.name
             if found is None or taken or not mine or (order.uncommitted and there is not None and there.node):
@@ -108,8 +108,13 @@ class KueuePlaces:
 
     async def _places(self) -> Sequence[Place]:
         label = f"{LEASE}={label_of(self._named.name)}"
-        there = map(places.read, await self._server.items(self._pods, labelSelector=label))
+        there = map(self._read, await self._server.items(self._pods, labelSelector=label))
         return [one for one in there if one is not None and (one.provider == self._named.name or one.wrong)]
+
+    def _read(self, found: Object) -> Place | None:
+        """Of another installation, it is of no provider of ours."""
+        one = places.read(found)
+        return one if one is None or self._server.owner.owns(found) else one._replace(provider="", wrong="")
 
     async def _closed(self) -> str:
         """Why nothing more is taken; empty: it is."""

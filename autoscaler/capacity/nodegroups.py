@@ -8,7 +8,7 @@ give a Lease back is to delete its pods; the node goes when Cluster Autoscaler f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -44,7 +44,7 @@ class NodeGroup:
         settings, of = self._world().settings, self._shape()
         if of is None:
             raise RefusedError("nobody says what such a node has: add its nodeLabels to Settings `nodes`")
-        there = await self._server.items(self._pods, labelSelector=f"{PROVIDER}={self._name},{KEEPS}")
+        there = await self._ours(f",{KEEPS}")
         many, labels = self._group.nodes_max - len(there), self._group.node_labels
         if many <= 0:
             return ()
@@ -57,7 +57,7 @@ class NodeGroup:
 
     async def acquire(self, order: AcquireOrder) -> None:
         """See Provider."""
-        there = await self._server.items(self._pods, labelSelector=f"{PROVIDER}={self._name},{KEEPS}")
+        there = await self._ours(f",{KEEPS}")
         names = {one["metadata"]["labels"][KEEPS] for one in there}
         if order.id.name not in names and len(there) >= self._group.nodes_max:
             raise RefusedError(f"{self._name} has {len(there)} nodes for us, which is its nodesMax")
@@ -65,6 +65,14 @@ class NodeGroup:
         tolerated = world.settings.pod.tolerations
         for pod in placeholders.pods(order, self._group, tolerated, needs(world, order.owner)):
             await self._make(pod)
+
+    async def _ours(self, more: str = "") -> Sequence[Object]:
+        found = await self._server.items(self._pods, labelSelector=f"{PROVIDER}={self._name}{more}")
+        return [one for one in found if self._server.owner.owns(one)]
+
+    def _is_ours(self, pod: Object) -> bool:
+        labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
+        return labels.get(PROVIDER) == self._name and self._server.owner.owns(pod)
 
     async def _make(self, pod: Object) -> None:
         """One that is there already is ours, or refused; one that goes is no answer yet."""
@@ -77,7 +85,7 @@ class NodeGroup:
             there = await self._server.find(path)
             if there is None or "deletionTimestamp" in there["metadata"]:
                 raise TimeoutError from None
-            if (there["metadata"].get("labels") or {}).get(PROVIDER) != self._name:
+            if not self._is_ours(there):
                 raise RefusedError(f"pod {pod['metadata']['name']} is there and not of {self._name}") from None
 
     async def release(self, order: ReleaseOrder) -> None:
@@ -89,7 +97,7 @@ class NodeGroup:
             return
         for name in (order.id.name, placeholders.keeper_of(order.id.name)):
             found = await self._server.find(f"{self._pods}/{name}")
-            if found is not None and (found["metadata"].get("labels") or {}).get(PROVIDER) == self._name:
+            if found is not None and self._is_ours(found):
                 await self._server.delete(f"{self._pods}/{name}")
 
     async def _used(self, node: str) -> bool:
@@ -99,7 +107,7 @@ class NodeGroup:
 
     async def list(self) -> tuple[Listed, ...]:
         """See Provider."""
-        found = await self._server.items(self._pods, labelSelector=f"{PROVIDER}={self._name}")
+        found = await self._ours()
         labelled = [(one["metadata"]["labels"], one) for one in found]
         places = {labels[PLACE]: one for labels, one in labelled if PLACE in labels}
         listed: list[Listed] = []

@@ -155,7 +155,10 @@ class KarpenterNodes:
     async def _ours(self, version: str) -> tuple[Object, ...]:
         selector = f"{nodeclaims.PROVIDER}={self._name}"
         found = await self._server.items(nodeclaims.path(version), labelSelector=selector)
-        return tuple(one for one in found if nodeclaims.ours(one, self._name))
+        return tuple(one for one in found if self._is_ours(one))
+
+    def _is_ours(self, claim: Object) -> bool:
+        return nodeclaims.ours(claim, self._name) and self._server.owner.owns(claim)
 
     async def _unguard(self, version: str, listed: Listed) -> None:
         """Once a Replica is on it, its own pod says when it is not to be disturbed: so a node that we forget does not
@@ -193,7 +196,7 @@ class KarpenterNodes:
 
     def _mine(self, claim: Object) -> None:
         """Raises RefusedError where it is not, TimeoutError while one of before still goes."""
-        if not nodeclaims.ours(claim, self._name):
+        if not self._is_ours(claim):
             raise RefusedError(f"NodeClaim {claim['metadata']['name']} is there and not of {self._name}")
         if "deletionTimestamp" in claim["metadata"]:
             raise TimeoutError

@@ -91,7 +91,7 @@ class ProvisioningProvider:
         """See Provider."""
         at = f"{self._requests}/{order.id.name}"
         found = await self._server.find(at)
-        if found is not None and bookings.read(found).provider == self._named.name:
+        if found is not None and self._read(found).provider == self._named.name:
             shown = next((one for one in await self.list() if one.name == order.id.name), None)
             if shown is not None and await self._stays(shown, order):
                 return
@@ -99,7 +99,7 @@ class ProvisioningProvider:
         elif found is not None:
             return
         left = await self._server.find(f"{self._templates}/{order.id.name}")
-        if left is not None and bookings.read(left).provider == self._named.name:
+        if left is not None and self._read(left).provider == self._named.name:
             await self._server.delete(f"{self._templates}/{order.id.name}")
 
     async def list(self) -> tuple[Listed, ...]:
@@ -121,7 +121,12 @@ class ProvisioningProvider:
 
     async def _all(self) -> Sequence[Booking]:
         """Those of other providers, too: a node is one's alone."""
-        return [bookings.read(one) for one in await self._server.items(self._requests, labelSelector=bookings.LEASE)]
+        return [self._read(one) for one in await self._server.items(self._requests, labelSelector=bookings.LEASE)]
+
+    def _read(self, found: Object) -> Booking:
+        """Of another installation, it is of no provider of ours."""
+        one = bookings.read(found)
+        return one if self._server.owner.owns(found) else one._replace(provider="")
 
     async def _left(self) -> int:
         """So many requests more may be made."""
@@ -139,7 +144,7 @@ class ProvisioningProvider:
         found = await self._server.find(path)
         if found is None:
             return False
-        there = bookings.read(found)
+        there = self._read(found)
         if there.provider != self._named.name:
             raise RefusedError(f"{order.id.name} is the name of what is not this provider's")
         if there.leaving:
@@ -173,7 +178,7 @@ class ProvisioningProvider:
     async def _halves(self, requested: set[str]) -> Sequence[Listed]:
         """PodTemplates that have no request, and will have none."""
         there = await self._server.items(self._templates, labelSelector=bookings.LEASE)
-        alone = [one for one in map(bookings.read, there) if one.provider == self._named.name]
+        alone = [one for one in map(self._read, there) if one.provider == self._named.name]
         old_s = self._server.unix_s() - HALF_S
         return [bookings.half(one) for one in alone if one.name not in requested and one.created_unix_s < old_s]
 

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from autoscaler.awaited import DRIVER, written
 from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.delaying import installation
 from autoscaler.capacity.server import CONFLICT, NOT_FOUND, AnswerError, Object, Server
 from autoscaler.capacity.upkeep import Upkeep
 from autoscaler.capacity.using import CLAIMS, SLICES
+from autoscaler.ownership import identity
 from autoscaler.pledges import Pool, Published, Told
 from autoscaler.podspec import MANAGED_BY, OURS
 
@@ -51,7 +51,7 @@ class Publishing(Upkeep):
     ) -> None:
         super().__init__(self._once, "what fabrics could attach is not published as it is")
         self._server, self._due, self._clock = server, due, clock
-        self._home, self._before = installation(*place), place[0]
+        self._home, self._before = identity(*place), place[0]
         """What says that one is ours; and what said so before, of all installations of one namespace."""
         self._shown: tuple[Pool, ...] | None = None
         """What is published as far as is known; None: nobody knows."""

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
 from autoscaler.capacity.base import RefusedError
+from autoscaler.ownership import Ownership
 from autoscaler.words import unaddressed
 
 Object = dict[str, Any]
@@ -38,6 +39,10 @@ class AnswerError(Exception):
 
 class Server(Protocol):
     """All raise AnswerError."""
+
+    @property
+    def owner(self) -> Ownership:
+        """Whose the objects are that it creates: they are labelled."""
 
     def unix_s(self) -> float:
         """Now by the server's clock, to about a second."""

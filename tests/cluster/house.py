@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -95,10 +95,12 @@ class House:
             )
         )  # fmt: skip
 
-    async def autoscaler_anew(self) -> None:
-        """It dies, and another begins."""
+    async def autoscaler_anew(self, meanwhile: Callable[[], Awaitable[object]] | None = None) -> None:
+        """It dies, and another begins after `meanwhile`."""
         self.autoscaler.kill()
         await self.autoscaler.wait()
+        if meanwhile is not None:
+            await meanwhile()
         await self._start(self._folder / "autoscaler-anew.log")
 
     async def call(self, model: str) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autoscaler.capacity.server import CONFLICT, NOT_FOUND, AnswerError, Object
+from autoscaler.ownership import ANYBODYS, Ownership
 
 FIELDS = {"spec.nodeName", "status.phase", "metadata.name", "involvedObject.uid"}
 """By these it selects; another selector is an error."""
@@ -21,9 +22,10 @@ HEARD_S = 0.05
 
 
 class PlayedServer:
-    """`clock` gives seconds since 1970."""
+    """`clock` gives seconds since 1970. What is created is labelled as `owner` does it."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], owner: Ownership = ANYBODYS) -> None:
+        self.owner = owner
         self._clock = clock
         self.objects: dict[str, Object] = {}
         """By path."""
@@ -74,7 +76,7 @@ class PlayedServer:
         at = f"{path}/{body['metadata']['name']}"
         if at in self.objects:
             raise AnswerError(CONFLICT, "AlreadyExists", f"{at} already exists")
-        made = copy.deepcopy(body)
+        made = copy.deepcopy(self.owner.label(body))
         made["metadata"] |= {"creationTimestamp": stamp(self._clock()), "uid": f"uid-{len(self.writes)}"}
         return self._put(at, made)
 

@@ -19,6 +19,7 @@ from autoscaler.drivers.kubernetes import pods
 from autoscaler.drivers.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
+from autoscaler.ownership import ANYBODYS, Ownership
 from autoscaler.podspec import MANAGED_BY, OURS
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.dra import API, NVIDIA, Got, decode
@@ -48,12 +49,13 @@ class ClaimSeen(NamedTuple):
     """What of that is to come from a fabric of ours."""
 
 
-def read(claim: Object, namespace: str) -> ClaimSeen | None:
-    """None: it has nothing. `namespace`: ours."""
+def read(claim: Object, namespace: str, owner: Ownership = ANYBODYS) -> ClaimSeen | None:
+    """None: it has nothing. `namespace` and `owner`: ours."""
     got, metadata = decode(claim), claim["metadata"]
     labels = metadata.get("labels") or {}
     ours = labels.get(MANAGED_BY) == WRITER and _INTENT in labels and metadata.get("namespace") == namespace
-    return ClaimSeen(got, ours, _users(claim), bindings(claim), awaited.read(claim)) if got else None
+    mine = ours and owner.owns(claim)
+    return ClaimSeen(got, mine, _users(claim), bindings(claim), awaited.read(claim)) if got else None
 
 
 def read_published(found: Object) -> Object | None:
@@ -94,15 +96,16 @@ def wanted(replica: Replica, asks: PodFields | None) -> tuple[Object, ...]:
 class Claims:
     """Our pods', in one namespace."""
 
-    def __init__(self, api: Api, namespace: str) -> None:
+    def __init__(self, api: Api, namespace: str, owner: Ownership = ANYBODYS) -> None:
         self._api = api
-        self._path = f"/apis/{API}/namespaces/{namespace}/resourceclaims"
+        self._owner = owner
+        self.path = f"/apis/{API}/namespaces/{namespace}/resourceclaims"
 
     async def make(self, claims: Sequence[Object]) -> None:
         """Makes them, or finds that they were made. Raises ApiError, UnreachableError (as all here)."""
         for one in claims:
             try:
-                await self._api.create(self._path, one)
+                await self._api.create(self.path, one)
             except ApiError as error:
                 if error.reason != "AlreadyExists":
                     raise
@@ -118,12 +121,13 @@ class Claims:
         """There will be no pod of theirs."""
         for one in claims:
             try:
-                found = await self._api.get(f"{self._path}/{one['metadata']['name']}")
+                found = await self._api.get(f"{self.path}/{one['metadata']['name']}")
             except ApiError as error:
                 if error.status not in (403, 404):
                     raise
                 continue  # it was not made
-            if _intent(found) != _intent(one) or (_is_common(one) and _owners(found)):
+            alien = _intent(found) != _intent(one) or not self._owner.owns(found)
+            if alien or (_is_common(one) and _owners(found)):
                 continue
             await self._drop(found, found["metadata"]["resourceVersion"] if _is_common(one) else None)
 
@@ -133,7 +137,7 @@ class Claims:
         has changed since it was listed stays: a start may go on beside this.
         """
         try:
-            pages = self._api.pages(self._path, {"labelSelector": pods.SELECTOR})
+            pages = self._api.pages(self.path, {"labelSelector": self._owner.engines})
             found = [one async for page in pages for one in page.items]
         except ApiError as error:
             if error.status not in (403, 404):
@@ -153,12 +157,12 @@ class Claims:
     async def _same(self, wanted: Object, error: ApiError) -> None:
         """One of its name is there: raises unless it is this very one. What goes is to be made anew then."""
         try:
-            found = await self._api.get(f"{self._path}/{wanted['metadata']['name']}")
+            found = await self._api.get(f"{self.path}/{wanted['metadata']['name']}")
         except ApiError as gone:
             if gone.status != 404:
                 raise
             raise ApiError(409, CONFLICT, GOES) from gone
-        if _intent(found) != _intent(wanted):
+        if _intent(found) != _intent(wanted) or not self._owner.owns(found):
             raise ApiError(409, error.reason, "a ResourceClaim of its name exists that another made") from error
         if _is_common(wanted) and _goes(found):
             raise ApiError(409, CONFLICT, GOES) from error
@@ -167,7 +171,7 @@ class Claims:
         """An owner beside those that it has; whether that pod can have it."""
         body = {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}]}}
         try:
-            given = await self._api.patch(f"{self._path}/{claim['metadata']['name']}", body, STRATEGIC)
+            given = await self._api.patch(f"{self.path}/{claim['metadata']['name']}", body, STRATEGIC)
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -176,7 +180,7 @@ class Claims:
         return not _goes(given) or uid in _users(given)
 
     async def _drop(self, claim: Object, version: str | None = None) -> None:
-        path = f"{self._path}/{claim['metadata']['name']}"
+        path = f"{self.path}/{claim['metadata']['name']}"
         try:
             await self._api.delete(path, uid=claim["metadata"]["uid"], version=version)
         except ApiError as error:

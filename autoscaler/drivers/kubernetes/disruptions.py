@@ -16,6 +16,7 @@ from autoscaler.drivers.kubernetes import pods
 from autoscaler.drivers.kubernetes.api import Api, Object
 from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.observations import DisruptionsSeen
+from autoscaler.ownership import ANYBODYS, Ownership
 
 Observe = Callable[[tuple[DisruptionsSeen, ...]], None]
 
@@ -77,13 +78,13 @@ def undisturbed(budgets: Iterable[Budget], ours: Iterable[Labelled]) -> dict[Rep
 class Disruptions:
     """Of one namespace."""
 
-    def __init__(self, api: Api, namespace: str, observe: Observe) -> None:
+    def __init__(self, api: Api, namespace: str, observe: Observe, owner: Ownership = ANYBODYS) -> None:
         self._budgets = Watched(
             api, f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets", read, self._budgets_changed,
             optional=True,
         )  # fmt: skip
         self._pods = Watched(
-            api, f"/api/v1/namespaces/{namespace}/pods", read_pod, self._pods_changed, labelSelector=pods.SELECTOR
+            api, f"/api/v1/namespaces/{namespace}/pods", read_pod, self._pods_changed, labelSelector=owner.engines
         )
         self._observe = observe
         self._any = asyncio.Event()

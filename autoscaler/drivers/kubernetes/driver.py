@@ -23,7 +23,7 @@ from autoscaler.drivers import probes
 from autoscaler.drivers.base import Launcher, NodeSupply, Observe
 from autoscaler.drivers.contained import NO_MODEL, begin, faults_of, persist
 from autoscaler.drivers.kubernetes import clearing, pods
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.asking import Asking
 from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.drivers.kubernetes.bringing import VOLUMES, Bringing
@@ -40,6 +40,7 @@ from autoscaler.faults import Failure, attempt, described, reraise_memory_error
 from autoscaler.model import Model
 from autoscaler.nodewants import Laid
 from autoscaler.observations import ReplicaSeen, Seen, Synced
+from autoscaler.ownership import ANYBODYS, Ownership
 from autoscaler.settings import Settings
 from autoscaler.world import Replica, SliceId
 
@@ -70,18 +71,19 @@ class KubernetesDriver:
         groups: Callable[[], Groups] = dict,
         pace: probes.Pace | None = None,
         supply: NodeSupply = VOLUMES,
+        owner: Ownership = ANYBODYS,
     ) -> None:
         path = f"/api/v1/namespaces/{namespace}/pods"
-        self._namespace, self._clock = namespace, clock
+        self._namespace, self._clock, self._owner = namespace, clock, owner
         self._unix_s = api.unix_s
         self._clearing = Clearing(clock, self._node, measured, assume_after_s, self._reserved)
         self._inventory = None if not inventory else Inventory(
-            api, namespace, settings, is_ours=self._is_ours, held=self._held, changed=self._devices_changed,
-            hosts_changed=self._hosts_changed, groups=groups,
+            api, namespace, settings, is_ours=self._is_ours, owner=owner, held=self._held,
+            changed=self._devices_changed, hosts_changed=self._hosts_changed, groups=groups,
         )  # fmt: skip
-        self._pods = Watched(api, path, pods.read, self._pods_changed, labelSelector=pods.SELECTOR)
-        self._make = Making(namespace, launch, image, settings, self._inventory, supply)
-        self._orders = Orders(api, path, self._pods, self)
+        self._pods = Watched(api, path, pods.read, self._pods_changed, labelSelector=owner.engines)
+        self._make = Making(namespace, launch, image, settings, self._inventory, supply, owner)
+        self._orders = Orders(api, path, self._pods, self, owner)
         self._bringing = Bringing(supply, self)
         self._observe: Observe = _not_running
         self._tasks = asyncio.TaskGroup()
@@ -129,10 +131,11 @@ class KubernetesDriver:
         """What the leader before did last may not have been heard of: it would be done a second time."""
         while True:
             try:
+                await self._orders.label()
                 if self._inventory is not None:
                     await self._inventory.refresh()
                 await self._pods.refresh()
-            except (ApiError, UnreachableError):
+            except (ApiError, UnreachableError, FencedError):
                 await asyncio.sleep(REFRESH_RETRY_S)
             else:
                 break
@@ -234,7 +237,8 @@ class KubernetesDriver:
                     self._contain(pod.model, partial(self._judge, pod, pod))
 
     def _is_ours(self, pod: Object) -> bool:
-        return bool(pod["metadata"]["namespace"] == self._namespace) and pods.read(pod) is not None
+        here = bool(pod["metadata"]["namespace"] == self._namespace)
+        return here and self._owner.owns(pod) and pods.read(pod) is not None
 
     def _held(self) -> Iterator[SliceId]:
         there = (told for told in self._told.values() if told.seen is not Seen.CLEAN)

@@ -22,6 +22,7 @@ from autoscaler.drivers.kubernetes.pods import SLICES, PodSeen
 from autoscaler.drivers.kubernetes.vocabulary import NODE_POOL, NODES
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.observations import HostsSeen, ImagesSeen, SlicesSeen
+from autoscaler.ownership import ANYBODYS, Ownership
 from autoscaler.settings import PriorityClass, Settings, kind_of
 from autoscaler.slicing import dra_binding, table, taken
 from autoscaler.slicing.base import PodFields
@@ -47,6 +48,7 @@ class Inventory:
         settings: Callable[[], Settings],
         *,
         is_ours: Callable[[Object], bool],
+        owner: Ownership = ANYBODYS,
         held: Callable[[], Iterable[SliceId]],
         changed: Callable[[bool], None],
         hosts_changed: Callable[[], None],
@@ -72,7 +74,11 @@ class Inventory:
         }  # fmt: skip
         self._published = Watched(api, claims.PUBLISHED, claims.read_published, lambda _: changed(False), optional=True)
         self._claims = Watched(
-            api, claims.CLAIMS, lambda found: claims.read(found, namespace), lambda _: changed(False), optional=True
+            api,
+            claims.CLAIMS,
+            lambda found: claims.read(found, namespace, owner),
+            lambda _: changed(False),
+            optional=True,
         )
         self._only_hosts = self._images_changed = False
         self._made: nodes.Made = {}

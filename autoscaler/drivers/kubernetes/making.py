@@ -16,6 +16,7 @@ from autoscaler.leases import Marks
 from autoscaler.model import Model
 from autoscaler.mounts import MOUNT, Found
 from autoscaler.nodewants import OWN, Laid, LaidAdapter
+from autoscaler.ownership import ANYBODYS, Ownership
 from autoscaler.podspec import QUEUE, Pod
 from autoscaler.settings import Settings
 from autoscaler.sizing import given
@@ -45,6 +46,7 @@ class Making(NamedTuple):
     settings: Callable[[], Settings]
     inventory: Inventory | None
     supply: NodeSupply
+    owner: Ownership = ANYBODYS
 
     def obstacle(self, model: Model) -> str:
         """What makes its launch impossible; empty: nothing is known to."""
@@ -77,7 +79,8 @@ class Making(NamedTuple):
             pods.linger(pod)
         if laid is not None:
             pod["metadata"]["annotations"] |= {pods.WEIGHTS: ",".join(laid.folders)} if laid.folders else {}
-        return Made(pod, claims.wanted(replica, asks), seen.objects if seen is not None else ())
+        wanted = tuple(map(self.owner.label, claims.wanted(replica, asks)))
+        return Made(self.owner.label(pod), wanted, seen.objects if seen is not None else ())
 
     def _evicted(self, replica: Replica) -> bool:
         """Whether Karpenter may evict it, as far as that is known: it does not wait for who only serves, and an engine

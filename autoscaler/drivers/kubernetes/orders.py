@@ -26,6 +26,7 @@ from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.volumes import NodeVolumes
 from autoscaler.drivers.kubernetes.watching import Key, Watched
 from autoscaler.faults import described
+from autoscaler.ownership import ANYBODYS, Ownership
 from autoscaler.world import Replica
 
 RETRY_S, RETRY_S_MAX = 0.2, 10.0
@@ -63,10 +64,13 @@ class Hears(Protocol):
 class Orders:
     """Of one namespace. `watched` are its pods of ours. Each order is a coroutine, to be run as a task."""
 
-    def __init__(self, api: Api, path: str, watched: Watched[PodSeen], hears: Hears) -> None:
+    def __init__(
+        self, api: Api, path: str, watched: Watched[PodSeen], hears: Hears, owner: Ownership = ANYBODYS
+    ) -> None:
         self._api = api
         self._path = path
-        self._claims = Claims(api, path.split("/")[4])
+        self._owner = owner
+        self._claims = Claims(api, path.split("/")[4], owner)
         self._volumes = NodeVolumes(api)
         self._watched = watched
         self._hears = hears
@@ -152,7 +156,7 @@ class Orders:
                 raise
             made = await self._api.get(f"{self._path}/{wanted['metadata']['name']}")
             found = pods.read(made)
-            if found is None or not pods.same(found, replica):
+            if found is None or not pods.same(found, replica) or not self._owner.owns(made):
                 raise ApiError(409, error.reason, "a pod of its name exists that another made") from error
         self._watched.expect(str(made["metadata"]["resourceVersion"]))
         return made
@@ -167,6 +171,28 @@ class Orders:
             await self._claims.tidy(there, lambda claim: any(claim in one for one in self._naming.values()))
         except (ApiError, UnreachableError, FencedError) as error:
             _log.warning("claims are not tidied up now; who leads next does it error=%s", error)
+
+    async def label(self) -> None:
+        """Labels pods and ResourceClaims that were made by a version without such labels. Raises ApiError,
+        UnreachableError, FencedError.
+        """
+        if not self._owner.unlabelled:
+            return
+        for path in (self._path, self._claims.path):
+            try:
+                pages = self._api.pages(path, {"labelSelector": self._owner.unlabelled})
+                found = [one["metadata"] async for page in pages for one in page.items]
+            except ApiError as error:
+                if path == self._path or error.status not in (403, 404):
+                    raise
+                return  # without the kind, or the right to it, none was made
+            for of in found:
+                same = {"uid": of["uid"], "resourceVersion": of["resourceVersion"]}
+                try:
+                    await self._api.patch(f"{path}/{of['name']}", {"metadata": {**same, "labels": self._owner.labels}})
+                except ApiError as error:
+                    if error.status != 404:
+                        raise
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
@@ -211,7 +237,7 @@ class Orders:
         pod = self.known(name)
         if pod is None:
             found = await self._look(name)
-            pod = None if found is None else pods.read(found)
+            pod = None if found is None or not self._owner.owns(found) else pods.read(found)
             if pod is None or pod.intent != replica.intent:  # a namesake is not it
                 self._hears.is_gone(replica)
                 return

@@ -36,8 +36,6 @@ from autoscaler.slicing.hami import Held
 from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.world import Replica, SliceId
 
-SELECTOR = f"{MANAGED_BY}={WRITER},{OURS}intent"
-"""Of all pods of Replicas."""
 DRAIN = OURS + "drain"
 """The mark of a leader that is about to delete it: its epoch."""
 SLICES = OURS + "slices"

@@ -1,12 +1,18 @@
 {{/* Names, labels and what follows from several values. */}}
 
 {{- define "pilotlight.name" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else if contains "pilotlight" .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- $name := ternary .Release.Name (printf "%s-pilotlight" .Release.Name) (contains "pilotlight" .Release.Name) -}}
+{{- include "pilotlight.cut" (list (.Values.fullnameOverride | default $name) 40) -}}
+{{- end -}}
+
+{{/* (text, length) -> the text; a longer one is cut and ends in its hash, so that two texts never become one. */}}
+{{- define "pilotlight.cut" -}}
+{{- $text := index . 0 -}}
+{{- $length := index . 1 | int -}}
+{{- if le (len $text) $length -}}
+{{- $text -}}
 {{- else -}}
-{{- printf "%s-pilotlight" .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- printf "%s-%s" ($text | trunc (sub $length 9 | int) | trimSuffix "-") (sha256sum $text | trunc 8) -}}
 {{- end -}}
 {{- end -}}
 
@@ -25,9 +31,11 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{- end -}}
 
-{{/* A name of an object of the whole cluster: two releases never share one. */}}
+{{/* A name of an object of the whole cluster. It ends in a hash of namespace and name: team, a-x is not team-a, x. */}}
 {{- define "pilotlight.clusterName" -}}
-{{- printf "%s-%s" .Release.Namespace (include "pilotlight.name" .) | trunc 63 | trimAll "-" -}}
+{{- $name := include "pilotlight.name" . -}}
+{{- $hash := printf "%s/%s" .Release.Namespace $name | sha256sum | trunc 8 -}}
+{{- printf "%s-%s" (printf "%s-%s" .Release.Namespace $name | trunc 54 | trimAll "-") $hash -}}
 {{- end -}}
 
 {{- define "pilotlight.cluster" -}}
@@ -138,8 +146,20 @@ pilotlight-agent
 {{- .Values.agent.peers.secret | default (printf "%s-agent-peers" (include "pilotlight.name" .)) -}}
 {{- end -}}
 
+{{/* Of pods that wait for a node: each release has its own, and Settings that name none get it. */}}
+{{- define "pilotlight.placeholderClass" -}}
+{{ include "pilotlight.clusterName" . }}-placeholder
+{{- end -}}
+
 {{- define "pilotlight.settings" -}}
-{{- merge (dict "apiVersion" "pilotlight.dev/v1alpha1" "kind" "Settings") .Values.settings | toYaml -}}
+{{- $settings := deepCopy .Values.settings -}}
+{{- range (dig "capacity" list $settings) -}}
+{{- if hasKey . "clusterAutoscaler" -}}
+{{- $own := dict "priorityClass" (include "pilotlight.placeholderClass" $) -}}
+{{- $_ := set . "clusterAutoscaler" (merge (.clusterAutoscaler | default dict) $own) -}}
+{{- end -}}
+{{- end -}}
+{{- merge (dict "apiVersion" "pilotlight.dev/v1alpha1" "kind" "Settings") $settings | toYaml -}}
 {{- end -}}
 
 {{/* A quantity of bytes (64Mi, 1G, 1000, auto) as a number. */}}

@@ -1,0 +1,43 @@
+"""Whose objects are: identities differ, and nothing of another installation is owned."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.drivers.kubernetes.api import Object
+from autoscaler.ownership import ANYBODYS, INSTALLATION, Ownership, identity
+
+LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+NAMESPACES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True)
+ONE, OTHER = Ownership(identity("team", "a-pilotlight")), Ownership(identity("team-a", "pilotlight"))
+
+
+def labelled(**labels: str) -> Object:
+    return {"metadata": {"name": "x", "labels": labels}}
+
+
+@given(NAMESPACES, st.text(max_size=253))
+def test_an_identity_is_a_value_of_a_label(namespace: str, lease: str) -> None:
+    assert LABEL.fullmatch(identity(namespace, lease))
+
+
+@given(NAMESPACES, NAMESPACES, NAMESPACES, NAMESPACES)
+def test_two_installations_have_two_identities(namespace: str, lease: str, other: str, others: str) -> None:
+    assert (identity(namespace, lease) == identity(other, others)) == ((namespace, lease) == (other, others))
+
+
+def test_objects_of_another_installation_are_not_owned() -> None:
+    assert ONE.installation != OTHER.installation
+    made = ONE.label(labelled(a="b"))
+    assert made["metadata"]["labels"] == {"a": "b", INSTALLATION: ONE.installation}
+    assert (ONE.owns(made), OTHER.owns(made), ANYBODYS.owns(made)) == (True, False, False)
+    assert f"{INSTALLATION}={ONE.installation}" in ONE.engines
+
+
+def test_objects_without_a_label_may_be_taken_over() -> None:
+    assert all(one.owns({"metadata": {"name": "x"}}) for one in (ONE, OTHER, ANYBODYS))
+    assert ONE.unlabelled.endswith(f",!{INSTALLATION}")
+    assert (ANYBODYS.unlabelled, ANYBODYS.label(labelled())) == ("", labelled())
