@@ -50,6 +50,9 @@ HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z
 ADAPTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")
 """What has a meaning of its own in some engine's list of adapters is left out."""
+ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://([a-z0-9._~%-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
+"""As a browser sends it in `Origin` (RFC 6454, 6.2): in lower case."""
+ORIGIN_WANTED = 'expected an origin such as https://llm.example, in lower case and without a path, or "*"'
 BEGIN = "-----BEGIN PUBLIC KEY-----"
 FILE_WANTED = "expected an absolute path such as file:///models/a.gguf, or another source such as oci://"
 CLAIM = re.compile(
@@ -284,6 +287,9 @@ def check_settings(settings: Settings) -> None:
             raise WrongKeyError(
                 ("hosts", position), "expected a host name such as llm.example, without scheme, port and path"
             )
+    for position, origin in enumerate(settings.cors.origins):
+        if not ORIGIN.fullmatch(origin):
+            raise WrongKeyError(("cors", "origins", position), ORIGIN_WANTED)
     check_pod(settings.pod, ("pod",))
     seen: set[str] = set()
     for position, device in enumerate(settings.devices):

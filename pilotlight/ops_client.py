@@ -55,16 +55,20 @@ def fetch(
 ) -> T:  # fmt: skip
     """GET of `path`, or POST of an order; the response as a `kind`. Proxies of the environment are not used.
 
-    Raises click.ClickException (exit status 1) if the port is not reached or reports an error, NotOursError (2) if the
-    response is not one of its own.
+    Raises click.ClickException (exit status 1) if the port is not reached or reports an error, UsageError (2) if `ops`
+    is wrong, NotOursError (2) if the response is not one of its own.
     """
     ops = ops if ops.startswith(("http://", "https://")) else f"http://{ops}"
     try:
         response = _exchange(ops, path, None if order is None else json.dumps(order).encode(), key, timeout_s)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    except ValueError as error:
+        raise click.UsageError(f"--ops {ops}: {error}: expected http://HOST:PORT") from None
+    except socket.gaierror as error:
+        raise click.UsageError(f"--ops {ops}: the host name cannot be looked up: {error.strerror}") from None
+    except OSError as error:
+        reason = error.strerror or error
         raise click.ClickException(
-            f"no pilotlight answers at {ops} ({reason}); is `pilotlight serve` running?"
+            f"no answer from --ops {ops} ({reason}): start `pilotlight serve`, or correct --ops"
         ) from None
     except http.client.HTTPException as error:
         raise NotOursError(f"its response is not HTTP/1.1: {type(error).__name__}") from None
@@ -94,7 +98,7 @@ def _exchange(ops: str, path: str, body: bytes | None, key: str | None, timeout_
     """Raises OSError, ValueError, HTTPException."""
     url = urlsplit(ops)
     if not url.hostname:
-        raise ValueError("expected http://HOST:PORT")
+        raise ValueError("it names no host")
     made = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
     headers = {"content-type": "application/json", "connection": "close"}
     if key is not None:

@@ -255,6 +255,28 @@ def test_hosts_are_names_only(host: str) -> None:
     assert wrong(config(f"hosts: [localhost, {host!r}]")) == f"a.yaml: Settings: hosts[1]: {wanted}"
 
 
+@pytest.mark.parametrize(
+    "origin",
+    ["", "llm.example", "https://llm.example/", "https://LLM.example", "https://", "https://a b", "https://a:x"],
+)
+def test_origins_are_as_browsers_send_them(origin: str) -> None:
+    wanted = 'expected an origin such as https://llm.example, in lower case and without a path, or "*"'
+    assert wrong(config(f"cors: {{origins: ['*', {origin!r}]}}")) == f"a.yaml: Settings: cors.origins[1]: {wanted}"
+
+
+def test_origins_are_read() -> None:
+    origins = ("*", "null", "https://llm.example", "http://[::1]:3000", "app://obsidian.md")
+    made = load(
+        [
+            (
+                "a.yaml",
+                config("cors: {origins: ['*', 'null', https://llm.example, 'http://[::1]:3000', app://obsidian.md]}"),
+            )
+        ]
+    )
+    assert made.settings.cors.origins == origins
+
+
 def test_hosts_are_read() -> None:
     hosts = ("llm.example", "LLM.example.", "box")
     assert load([("a.yaml", config("hosts: [llm.example, LLM.example., box]"))]).settings.hosts == hosts

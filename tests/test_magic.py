@@ -17,7 +17,7 @@ from pilotlight.cli import cli
 from tests.kit.weight_files import as_safetensors
 
 PICKLES = [pickle.dumps({"weights": [1.0] * 100}, protocol) for protocol in range(6)]
-GGUF, SAFETENSORS = "it is no GGUF file", "it is no safetensors file"
+GGUF, SAFETENSORS = "it is not a GGUF file", "it is not a safetensors file"
 
 
 def zipped() -> bytes:
@@ -60,7 +60,7 @@ def test_the_first_mislabelled_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(PICKLES[2])
     files = [(name, tmp_path / name) for name in ("good.gguf", "bad.gguf")]
     magic.check(files[:1])
-    with pytest.raises(RefusedError, match=r"^bad\.gguf: it is no GGUF file"):
+    with pytest.raises(RefusedError, match=r"^bad\.gguf: it is not a GGUF file"):
         magic.check(files)
 
 

@@ -110,11 +110,19 @@ def test_a_response_that_never_ends_is_given_up(first: bytes) -> None:
         assert time.monotonic() - began_s < 30
 
 
+@pytest.mark.parametrize("ops", ["http://", "http://[::1", "127.0.0.1:99999", "127.0.0.1:x", "::::"])
+def test_an_address_that_is_none_is_a_usage_error(ops: str) -> None:
+    done = CliRunner().invoke(cli, ["status", "--ops", ops], prog_name="pilotlight")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("pilotlight: --ops ")
+    assert "expected http://HOST:PORT" in done.stderr
+
+
 def test_a_silent_server_is_given_up() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        with pytest.raises(click.ClickException, match="is `pilotlight serve` running"):
+        with pytest.raises(click.ClickException, match="start `pilotlight serve`, or correct --ops"):
             ops_client.fetch(f"127.0.0.1:{silent.getsockname()[1]}", "/", Sentences, timeout_s=0.2)
 
 

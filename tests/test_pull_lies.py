@@ -115,11 +115,11 @@ LINK = header(b"x.gguf", 0, b"2", link=b"../../../outside") + member(b"x.gguf", 
 BOMB = gzip.compress(honest({"model.gguf": bytes(64 << 20)}))
 PICKLE = b"\x80\x02}q\x00X\x07\x00\x00\x00weightsq\x01]q\x02s."
 LIES = {
-    "00 a pickle that is called GGUF": Lie(layer(PICKLE), r"model\.gguf: it is no GGUF file"),
+    "00 a pickle that is called GGUF": Lie(layer(PICKLE), r"model\.gguf: it is not a GGUF file"),
     "00 a pickle that is called safetensors": Lie(
-        layer(PICKLE, path="a/model.safetensors"), r"a/model\.safetensors: it is no safetensors file"
+        layer(PICKLE, path="a/model.safetensors"), r"a/model\.safetensors: it is not a safetensors file"
     ),
-    "00 a pickle in an archive": Lie(layer(honest({"m.gguf": PICKLE}), kind=TAR), r"m\.gguf: it is no GGUF file"),
+    "00 a pickle in an archive": Lie(layer(honest({"m.gguf": PICKLE}), kind=TAR), r"m\.gguf: it is not a GGUF file"),
     "00 an archive of zeros": Lie(layer(bytes(10240), kind=TAR), "the archive is empty: it holds no file"),
     "01 bytes that are others": Lie(blob(bytes(len(GOOD))), "its bytes are others than its digest says"),
     "01 fewer bytes": Lie(blob(GOOD[:-1]), "the registry has 34999 bytes of it, and there should be 35000"),

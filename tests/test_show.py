@@ -219,12 +219,9 @@ def test_what_the_port_says_is_wrong_is_one_clear_error(answer: tuple[int, bytes
     assert caught.value.message.startswith(said)
 
 
-NOWHERE = ["http://127.0.0.1:1", "127.0.0.1:1", "http://[", "http://127.0.0.1:x", "http://", "a\nb"]
-
-
-@pytest.mark.parametrize("url", NOWHERE)
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1"])
 def test_nobody_there_is_one_clear_error(url: str) -> None:
-    with pytest.raises(click.ClickException, match=r"is `pilotlight serve` running\?"):
+    with pytest.raises(click.ClickException, match="start `pilotlight serve`, or correct --ops"):
         ops_client.fetch(url, "/api/v1/status", object)
 
 

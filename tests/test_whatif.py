@@ -323,7 +323,7 @@ def test_what_is_wrong_with_a_question_of_what_runs_is_one_line(
         unheard.bind(("127.0.0.1", 0))
         away = CliRunner().invoke(cli, [*words, "--ops", f"127.0.0.1:{unheard.getsockname()[1]}"])
     assert (away.exit_code, away.stdout, away.stderr.count("\n")) == (1, "", 1)
-    assert "no pilotlight answers at http://127.0.0.1:" in away.stderr
+    assert "no answer from --ops http://127.0.0.1:" in away.stderr
     unset = CliRunner().invoke(cli, [*words, "--key-env", "NOT_THERE"])
     assert (unset.exit_code, "--key-env: the environment variable NOT_THERE is not set" in unset.stderr) == (2, True)
 

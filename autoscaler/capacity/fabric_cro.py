@@ -177,6 +177,8 @@ class CroFabric:
         if how is AT_HAND and (known is not None or any(one.node == node for one in seen.requests)):
             raise RefusedError("something is asked for there")
         if known is not None:
+            if not self._is_ours(known.notes[name]):
+                raise RefusedError(f"{name} is the name of what is not this provider's")
             if known.notes[name].leaving:
                 raise RefusedError("the one of that name is still being given back")
             return
@@ -207,7 +209,9 @@ class CroFabric:
     async def _release(self, order: ReleaseOrder) -> None:
         seen, name = await self._seen(), order.id.name
         request = seen.noted(name)
-        if request is None or (request.notes[name].leaving and not order.force):
+        if request is None or not self._is_ours(request.notes[name]):
+            return
+        if request.notes[name].leaving and not order.force:
             return
         shares = objects.whose(request, seen.resources)
         mine = shares.pop(name)

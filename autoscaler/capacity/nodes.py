@@ -109,7 +109,7 @@ class KarpenterNodes:
     async def _release(self, order: ReleaseOrder, version: str) -> None:
         """As it was when that was judged; raises AnswerError (CONFLICT) where it is not any more."""
         claim = await self._server.find(nodeclaims.path(version, order.id.name))
-        if claim is None or not nodeclaims.ours(claim, self._name) or "deletionTimestamp" in claim["metadata"]:
+        if claim is None or not self._is_ours(claim) or "deletionTimestamp" in claim["metadata"]:
             return
         listed = nodeclaims.read(claim, self._name, self._server.unix_s(), self._clock())
         if order.uncommitted and listed.committed:

@@ -105,7 +105,7 @@ async def test_what_would_be_started_is_asked_of_what_runs_and_nothing_is(tmp_pa
         assert "model=bob" not in one.said()
         (tmp_path / "demand.yaml").write_text("eve: 2\n")
         assert "eve: no such model; there are: ada, bob" in await pilotlight(one, *words, status=1)
-    assert "no pilotlight answers at" in await pilotlight(one, *words, status=1)
+    assert "no answer from --ops" in await pilotlight(one, *words, status=1)
 
 
 async def test_with_tenants_an_operators_key_is_needed(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""Several releases of the chart in one cluster: none of their objects has the name of another's."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import yaml
+
+from tests.kit.chart import EVERYTHING, SETS, Object, Values, of_kind, texts
+
+RELEASES = [
+    ("a-pilotlight", "team"), ("pilotlight", "team-a"),  # joined by a hyphen, they are the same
+    ("blue", "n" * 63), ("green", "n" * 63),
+    ("r" * 50 + "-x", "long"), ("r" * 50 + "-y", "long"),
+]  # fmt: skip
+"""(name, namespace)."""
+
+
+def rendered(values: Values, release: tuple[str, str]) -> list[Object]:
+    name, namespace = release
+    found = (text for path, text in texts(values, name, namespace).items() if not path.endswith(".txt"))
+    return [one for text in found for one in yaml.load_all(text, yaml.CSafeLoader) if one]
+
+
+def keys(values: Values, release: tuple[str, str]) -> set[tuple[str, str, str]]:
+    """Kind, namespace and name of each object but the namespaces, which releases may share."""
+    objects = rendered(values, release)
+    found = {(one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"]) for one in objects}
+    return {key for key in found if key[0] != "Namespace"}
+
+
+@pytest.mark.parametrize("values", [EVERYTHING, SETS["nodes"], SETS["agents"]], ids=["everything", "nodes", "agents"])
+def test_no_two_releases_have_an_object_of_one_name(values: Values) -> None:
+    found = {release: keys(values, release) for release in RELEASES}
+    assert not [found[one] & found[other] for one, other in combinations(RELEASES, 2) if found[one] & found[other]]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_names_are_those_that_kubernetes_takes(release: tuple[str, str]) -> None:
+    for kind, _, name in keys(EVERYTHING, release):
+        assert len(name) <= (63 if kind == "Service" else 253)
+        assert name == name.strip("-")
+
+
+def test_placeholders_have_the_priority_class_of_their_release() -> None:
+    (made,) = of_kind(SETS["nodes"], "PriorityClass")
+    (settings,) = [one for one in of_kind(SETS["nodes"], "ConfigMap") if "settings.yaml" in one["data"]]
+    (group,) = [
+        one["clusterAutoscaler"] for one in yaml.safe_load(settings["data"]["settings.yaml"])["capacity"]
+        if "clusterAutoscaler" in one
+    ]  # fmt: skip
+    assert group["priorityClass"] == made["metadata"]["name"]
