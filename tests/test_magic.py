@@ -70,5 +70,5 @@ def test_a_mislabelled_file_is_not_packed(tmp_path: Path, name: str) -> None:
     words = ["weights", "pack", str(tmp_path / name), "--to", str(tmp_path / "layout"), "--allow-unsafe"]
     done = CliRunner().invoke(cli, words, prog_name="pilotlight")
     assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
-    assert done.stderr.startswith(f"pilotlight: {name}: it is no ")
+    assert done.stderr.startswith(f"pilotlight: {name}: it is not a ")
     assert [one.name for one in tmp_path.iterdir()] == [name]
