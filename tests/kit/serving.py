@@ -238,14 +238,17 @@ class Serving:
         return sorted(pid for pid in pids if (mark_of(pid) or "").startswith(prefix) and running(pid))
 
     def engines(self, model: str = "") -> list[int]:
-        """The main processes of Replicas (of one Model) that live. Each leads a session of its own."""
-        found = []
+        """The main processes of Replicas (of one Model) that live."""
+        pids = [record.pid or self._leader(record.id) for record in self.records() if model in {"", record.model}]
+        return sorted(pid for pid in pids if pid and running(pid))
+
+    def _leader(self, replica: str) -> int:
+        """The process of a Replica that leads a session, while its record has no pid yet; 0: there is none."""
         for pid in self.marked():
             with contextlib.suppress(ProcessLookupError):
-                replica = (mark_of(pid) or "").rpartition("/")[2]
-                if os.getsid(pid) == pid and replica.startswith(f"{model}-" if model else ""):
-                    found.append(pid)
-        return found
+                if (mark_of(pid) or "").endswith(f"/{replica}") and os.getsid(pid) == pid:
+                    return pid
+        return 0
 
     def records(self) -> list[Record]:
         """What the state directory says of Replicas."""
