@@ -233,7 +233,8 @@ def without(world: World, one: Observation, names: Collection[ModelName]) -> Obs
     """An observation without what it says of these Models; None: nothing is left.
 
     Of documents, theirs stay as the World has them. A new one is replaced by one that only has the name and who may
-    call it, so that requests are refused by name.
+    call it, so that requests are refused by name. Of a report, the use of their Replicas stays: without it their slots
+    would count as free, and the same slot would be given to two gateways.
     """
     match one:
         case DocumentsSeen():
@@ -246,7 +247,6 @@ def without(world: World, one: Observation, names: Collection[ModelName]) -> Obs
                 report,
                 levels=tuple(row for row in report.levels if row.model not in names),
                 totals=tuple(row for row in report.totals if row.model not in names),
-                replicas=tuple(row for row in report.replicas if _owner(world, row.replica) not in names),
             )
             return replace(one, report=rest)
         case Granted():

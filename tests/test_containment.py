@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from autoscaler import api, explain, publish
 from autoscaler.actions import DrainReplica
 from autoscaler.containment import CULPRITS_MAX, culprits
-from autoscaler.contract import GatewayId, ModelName, ReplicaId, Report
+from autoscaler.contract import GatewayId, ModelName, ReplicaId, ReplicaUse, Report
 from autoscaler.drivers.contained import persist
 from autoscaler.faults import described
 from autoscaler.fold_faults import TRIAL_S
@@ -284,6 +284,18 @@ def test_an_observation_that_cannot_be_folded_is_retried(monkeypatch: pytest.Mon
     loop.now_s += RETRY_S_MAX
     after = loop.step(Tick())
     assert (after.degraded, "g2" in after.gateways) == ("", True)
+
+
+def test_slots_that_calls_of_a_faulty_model_use_do_not_count_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the same slot would be given to another gateway."""
+    loop = stepped(replica(B, "rb", ["gpu1"], state=S.READY))
+    use = ReplicaUse(replica=ReplicaId("rb"), hold=1, in_use=1)
+    levels = (level("a", 1), level("b", 0, 1))
+    inject(monkeypatch, "autoscaler.fold_reports:_comes_back", lambda _draft, name, *_: name == "b")
+    report = Report(gateway=GatewayId("g1"), boot="b", sequence=2, epoch=1, levels=levels, replicas=(use,))
+    after = loop.step(Reported(report=report))
+    assert set(after.faults) == {"b"}
+    assert (after.gateways[GatewayId("g1")].uses, after.loads[A.name].waiting) == ({use.replica: use}, 1)
 
 
 def test_an_observation_of_the_same_thing_replaces_one_that_could_not_be_folded(

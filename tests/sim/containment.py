@@ -19,7 +19,7 @@ from tests.kit.faults import POINTS, Faults, concerns, inject
 from tests.sim.town import Town
 
 EVERY = 3
-SAFETY = ("I1:", "I2:", "I3:", "I5:", "I12:")
+SAFETY = ("I1:", "I2:", "I3:", "I5:", "I12:", "hold rule:")
 """Invariants that hold also for a Model at which a fault was injected."""
 
 
