@@ -1,7 +1,7 @@
 """Whose an object of a cluster is: the label of the installation that made it, and selectors that use it. Pure.
 
 Several installations may share a cluster, and a namespace of engines. Each reads, changes and deletes only objects with
-its own label. Objects without one were made by a version that had no such label; whoever finds them owns them, and the
+its own label. Objects without a label were made by an earlier version. Every installation counts them as its own; the
 first leader labels the pods and ResourceClaims.
 """
 

@@ -137,8 +137,8 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     log = Log()
     metrics = Metrics(lambda: loop.world, clock, dict if house is None else house.unreadable.counts)
     tell: Tell = (lambda documents: loop.observe([documents])) if house is None else house.put_files
-    anew = Reloads(options, loop, tell, located)
-    preflight = Preflight(loop, driver.obstacle, anew)
+    reloads = Reloads(options, loop, tell, located)
+    preflight = Preflight(loop, driver.obstacle, reloads)
     cpu_bound = CpuBound(lambda: devices.measured, available())
     loop.listeners += listeners(metrics, Misfits(loop.fault), preflight, cpu_bound, log)
     tell(seen(documents))
@@ -149,7 +149,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     operations = OperationsServer(
         loop, log, metrics.text, lambda: options.gateway_sockets, __version__, commands=orders,
         off=() if house is None else house.off, needs=needing(loop, located, in_cluster=house is not None),
-        documents=anew.view,
+        documents=reloads.view,
     )  # fmt: skip
     runners = await ports(options, ContractServer(loop), operations, files, None if house is None else house.admits)
     process.settle()
@@ -160,9 +160,9 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
             "cpu": cpu_bound.run,
             "lessons": tutor.run,
             "histories": functools.partial(save_often, histories, loop),
-            "documents": functools.partial(reload, again, anew),
+            "documents": functools.partial(reload, again, reloads),
             "time": functools.partial(tell_time, loop, clock, time.time),
-            **({} if supply is None else weights_tasks(supply, located, loop, anew)),
+            **({} if supply is None else weights_tasks(supply, located, loop, reloads)),
         }
         works = [loop.run(), *(persist(work, functools.partial(loop.trouble, what)) for what, work in kept.items())]
         running = [tasks.create_task(work) for work in works]
@@ -181,7 +181,7 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
 
 
 async def tell_time(loop: Loop, clock: Callable[[], float], unix: Callable[[], float]) -> None:
-    """What time of day it is, for `replicas.schedule`; clocks of machines are set anew."""
+    """What time of day it is, for `replicas.schedule`; the clock of a machine may be set."""
     while True:
         loop.observe([ClockSeen(unix_offset_s=unix() - clock())])
         await asyncio.sleep(CLOCK_EVERY_S)
@@ -314,12 +314,12 @@ def seen(documents: Documents) -> DocumentsSeen:
     return DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)
 
 
-async def reload(again: asyncio.Event, anew: Callable[[], Awaitable[None]]) -> None:
-    """Takes the documents anew each time it is told to."""
+async def reload(again: asyncio.Event, reloads: Callable[[], Awaitable[None]]) -> None:
+    """Reads the documents again at each reload event."""
     while True:
         await again.wait()
         again.clear()
-        await anew()
+        await reloads()
 
 
 class Reloads:

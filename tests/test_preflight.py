@@ -151,7 +151,7 @@ def test_a_model_that_raises_is_quarantined_and_the_others_are_looked_at(
 
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=(A, B)))
-        await house.until("the obstacle of b is told", lambda made: made.obstacles == {"b": WHY})
+        await house.until("the obstacle of b is reported", lambda made: made.obstacles == {"b": WHY})
         assert set(house.stepped.loop.world.faults) == {"a"}
         assert reported == [("a", "preflight")]
 

@@ -98,9 +98,9 @@ def test_without_the_size_of_an_adapter_a_model_is_not_counted_as_if_it_had_none
 def test_what_was_worked_out_is_not_worked_out_again(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worked, at, before = list[str](), Sizes(lambda: T0), gathering.completed
 
-    def completed(model: Model, *known: object, gpus: bool) -> Model:
+    def completed(model: Model, *known: Any, gpus: bool) -> Model:
         worked.append(model.name)
-        return before(model, *known, gpus=gpus)  # type: ignore[arg-type]  # as it came
+        return before(model, *known, gpus=gpus)
 
     monkeypatch.setattr(sizes, "completed", completed)
     models = [model(f"m{number}", f"oci://r.io/m:{number}") for number in range(50)]
@@ -116,10 +116,10 @@ def test_what_was_worked_out_is_not_worked_out_again(header: str, monkeypatch: p
 def test_a_model_that_raises_does_not_affect_the_others(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = gathering.completed
 
-    def completed(of: Model, *known: object, gpus: bool) -> Model:
+    def completed(of: Model, *known: Any, gpus: bool) -> Model:
         if of.name == "bad":
             raise ValueError("bad header")
-        return before(of, *known, gpus=gpus)  # type: ignore[arg-type]  # as it came
+        return before(of, *known, gpus=gpus)
 
     monkeypatch.setattr(sizes, "completed", completed)
     bad, good = model("bad"), model("good")

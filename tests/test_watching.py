@@ -279,14 +279,14 @@ async def test_an_object_that_cannot_be_read_is_said_once_and_ends_no_watch(capl
     assert server.unreadable.counts() == {}
 
 
-async def test_an_exception_of_the_callback_is_reported_until_everything_was_told_again() -> None:
-    server, told, reported = Server(), list[str](), list[tuple[str, str]]()
+async def test_an_exception_of_the_callback_is_reported_until_everything_was_read_again() -> None:
+    server, changes_seen, reported = Server(), list[str](), list[tuple[str, str]]()
     server.truth, server.version = {"a": thing("a", 2, "a2")}, 2
     server.unreadable.fault = lambda what, reason: reported.append((what, reason))
 
     def changed(changes: list[Change[str]]) -> None:
-        told.extend(one.key.name for one in changes)
-        if len(told) == 1:
+        changes_seen.extend(one.key.name for one in changes)
+        if len(changes_seen) == 1:
             raise KeyError(7)
 
     watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"]), changed)
@@ -294,7 +294,7 @@ async def test_an_exception_of_the_callback_is_reported_until_everything_was_tol
     async with asyncio.timeout(60):
         await watched.synced.wait()
     run.cancel()
-    assert told == ["a", "a"]
+    assert changes_seen == ["a", "a"]
     assert [(what, reason.partition(" ")[0]) for what, reason in reported] == [
         ("watch /things", "KeyError"), ("watch /things", ""),
     ]  # fmt: skip

@@ -57,7 +57,7 @@ async def test_a_model_that_failed_is_not_measured_and_not_waited_for(tmp_path: 
     async with serving(tmp_path, bad) as one:
         first = await one.call("bad")
         assert (first.ending, first.code) == (Ending.FAILED, "model_start_failed")
-        await until("it is told", lambda: one.reported_state("bad") == "failed")
+        await until("it is reported", lambda: one.reported_state("bad") == "failed")
         done = run("load", "coldstart", "--url", one.url, "--model", "bad")
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert "the model failed to start" in done.stderr
