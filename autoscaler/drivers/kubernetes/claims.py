@@ -54,8 +54,8 @@ def read(claim: Object, namespace: str, owner: Ownership = ANYBODYS) -> ClaimSee
     got, metadata = decode(claim), claim["metadata"]
     labels = metadata.get("labels") or {}
     ours = labels.get(MANAGED_BY) == WRITER and _INTENT in labels and metadata.get("namespace") == namespace
-    mine = ours and owner.owns(claim)
-    return ClaimSeen(got, mine, _users(claim), bindings(claim), awaited.read(claim)) if got else None
+    ours = ours and owner.owns(claim)
+    return ClaimSeen(got, ours, _users(claim), bindings(claim), awaited.read(claim)) if got else None
 
 
 def read_published(found: Object) -> Object | None:
