@@ -104,7 +104,7 @@ def test_the_engine_that_is_killed_while_it_starts_is_seen_and_started_again(run
     steps = [step for step in run.steps("bob", told=False) if step != "stopping"]  # it can come after `gone`
     at = steps.index("failed")
     assert at >= 13, "three times from zero before"
-    assert steps[at - 1] in {"starting", "ready"}, "the demo looks for its process; on a busy machine it finds it late"
+    assert steps[at - 1] == "starting"
     assert steps[at + 1 : at + 4] == ["gone", "starting", "ready"]
     (reason,) = [reason for model, step, reason in STEP.findall(run.out) if (model, step) == ("bob", "failed")]
     assert reason.startswith("was killed by SIGKILL"), "what it printed last, if it had begun to load, comes behind"
