@@ -25,6 +25,7 @@ LINE_CHARACTERS_MAX = 8192
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # line separators and bidirectional controls (UAX 9)
+    "\ufeff\ufff9-\ufffb"  # byte order mark, interlinear annotations: invisible, and not part of any script
     "\ud800-\udfff]"
 )
 

@@ -17,7 +17,8 @@ from rich.text import Text
 from pilotlight import __main__, console, quiet, terminal
 from pilotlight.terminal import LINE_CHARACTERS_MAX, SafeStream, escaped
 
-RAW = "".join(map(chr, [*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x202E, 0x2066, 0x2028, 0xD800]))
+ALONE = (0x061C, 0x200E, 0x202E, 0x2066, 0x2028, 0xFEFF, 0xFFF9, 0xD800)
+RAW = "".join(map(chr, [*range(9), *range(11, 32), *range(0x7F, 0xA0), *ALONE]))
 
 
 class Secret(str):
