@@ -11,7 +11,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from typing import TextIO
@@ -22,24 +21,28 @@ import msgspec
 LINE_CHARACTERS_MAX = 8192
 """Of one line of text. JSON and YAML (`document`) are never cut."""
 
-_CONTROLS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
-    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # line separators and bidirectional controls (UAX 9)
-    "\ufeff\ufff9-\ufffb"  # byte order mark, interlinear annotations: invisible, and not part of any script
-    "\ud800-\udfff]"
-)
+_KEPT = str.maketrans("", "", "\t\n")
 
 
 def escaped(text: str, line_characters_max: int | None = None) -> str:
-    r"""`text` with control characters and lone surrogates as `\u001b`, and lines cut to `line_characters_max`.
+    r"""`text` with all that is not printable (controls, invisible and bidirectional characters, separators, lone
+    surrogates; `str.isprintable`) as `\u001b`, and lines cut to `line_characters_max`.
 
     JSON stays valid, and keeps its values: inside a string the replacement is an escape sequence. Tabs and line feeds
     are left as they are.
     """
-    safe = _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    safe = text if text.translate(_KEPT).isprintable() else "".join(map(_escape, text))
     if line_characters_max is None or len(safe) <= line_characters_max:
         return safe
     return "\n".join(_cut(line, line_characters_max) for line in safe.split("\n"))
+
+
+def _escape(letter: str) -> str:
+    """As JSON has it: in units of UTF-16."""
+    if letter.isprintable() or letter in "\t\n":
+        return letter
+    units = letter.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def _cut(line: str, characters_max: int) -> str:
