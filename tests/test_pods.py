@@ -260,6 +260,15 @@ def status(state: dict[str, Any], name: str = "engine") -> list[dict[str, Any]]:
     return [{"name": "sidecar", "state": {"running": {}}}, {"name": name, "state": state}]
 
 
+def first(state: dict[str, Any]) -> dict[str, Any]:
+    """Of a pod whose engine waits for an injected init container."""
+    waits = {"waiting": {"reason": "PodInitializing"}}
+    return {
+        "initContainerStatuses": [{"name": "istio-proxy", "state": state}],
+        "containerStatuses": [{"name": "engine", "state": waits}],
+    }
+
+
 @pytest.mark.parametrize(
     ("of", "ended", "waits", "patience_s"),
     [
@@ -284,7 +293,20 @@ def status(state: dict[str, Any], name: str = "engine") -> list[dict[str, Any]]:
         ({"containerStatuses": status({"terminated": {"exitCode": 3, "reason": "Error", "message": "no GPU"}})},
          "ended with status 3: no GPU", "", None),
         ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory", "", None),
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                             "message": '0/1 nodes are available: persistentvolumeclaim "w" not found'}]},
+            "", 'Unschedulable: 0/1 nodes are available: persistentvolumeclaim "w" not found', 60.0,
+        ),
         ({"phase": "Failed"}, "was ended by its node", "", None),
+        (first({"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}),
+         "", "ImagePullBackOff: init container istio-proxy: not found", 60.0),
+        (first({"waiting": {"reason": "CrashLoopBackOff"}}), "", "CrashLoopBackOff: init container istio-proxy", 60.0),
+        (first({"waiting": {"reason": "PodInitializing"}}), "", "it is not scheduled yet", None),
+        ({"phase": "Failed", **first({"terminated": {"exitCode": 1, "reason": "Error", "message": "no iptables"}})},
+         "init container istio-proxy ended with status 1: no iptables", "", None),
+        ({"phase": "Failed", **first({"terminated": {"exitCode": 137, "reason": "OOMKilled"}})},
+         "init container istio-proxy ended with status 137: OOMKilled", "", None),
         ({"containerStatuses": status({"running": {"startedAt": "2026-01-01T00:00:00Z"}})}, "", "", None),
     ],
 )  # fmt: skip
@@ -292,6 +314,22 @@ def test_a_pods_status_means(of: dict[str, Any], ended: str, waits: str, patienc
     found = pods.read(alive(manifest(model(), "n1/gpu0"), **of))
     assert found is not None
     assert (found.ended, found.waits, found.patience_s) == (ended, waits, patience_s)
+
+
+@pytest.mark.parametrize(
+    ("of", "is_over"),
+    [
+        ({"phase": "Running", "containerStatuses": status({"terminated": {"exitCode": 0}})}, False),
+        ({"phase": "Failed", "containerStatuses": status({"terminated": {"exitCode": 0}})}, False),  # its sidecar runs
+        ({"phase": "Failed", "containerStatuses": status({"terminated": {"exitCode": 0}})[1:]}, True),
+        ({"phase": "Failed", **first({"terminated": {"exitCode": 1}})}, True),
+        ({"phase": "Failed"}, True),
+    ],
+)
+def test_a_pod_is_over_when_its_phase_is_final_and_no_container_runs(of: dict[str, Any], is_over: bool) -> None:
+    found = pods.read(alive(manifest(model(), "n1/gpu0"), **of))
+    assert found is not None
+    assert found.is_over is is_over
 
 
 def test_who_ends_it_is_told() -> None:

@@ -120,7 +120,7 @@ OLLAMA = Engine(
     programs=(Program(found="ollama", argv=("{program}", "serve")),),
     install="install it from https://ollama.com/download",
     env={
-        "OLLAMA_HOST": "{host}:{port}",
+        "OLLAMA_HOST": "[{host}]:{port}",  # in a pod the address may be IPv6; Go takes both in brackets
         "OLLAMA_NUM_PARALLEL": "{slots}",
         "OLLAMA_KEEP_ALIVE": "-1",  # when it ends is decided here, not by its own clock
         "OLLAMA_CONTEXT_LENGTH": ("{context_tokens}",),

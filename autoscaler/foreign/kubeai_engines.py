@@ -20,7 +20,7 @@ _URL = re.compile(r"([a-z0-9]+)://([^?]+)(?:\?(.*))?")
 _SAFE = re.compile(r"[A-Za-z0-9._:/@-]+")
 """What may stand in a line of the shell as it is."""
 OLLAMA = (
-    "export OLLAMA_HOST={{host}}:{{port}}; ollama serve & server=$!; trap 'kill $server' TERM INT; "
+    "export OLLAMA_HOST='[{{host}}]:{{port}}'; ollama serve & server=$!; trap 'kill $server' TERM INT; "
     "{{ until ollama list; do sleep 0.2; done; {get}{load}ollama cp {ref} {name}; }} >&2 || kill $server & "
     "wait $server"
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes import pods
+from autoscaler.drivers.kubernetes import podevents, pods
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.observations import Seen
@@ -49,6 +49,57 @@ async def test_pods_pass_the_strictest_pod_security(scene: Scene) -> None:
         driver.start(rooted, of_root)
         refused = await observed.until(rooted.id, Seen.EXITED)
         assert 'violates PodSecurity "restricted' in refused.reason
+
+
+@pytest.mark.standard
+async def test_a_finalizer_of_others_keeps_no_device(scene: Scene) -> None:
+    """Its containers have ended, and the pod's object stays. The scheduler counts its GPU as free, too."""
+    (one, model), path, keeps = scene.engine("r1", gpu=0), f"{scene.pods}/r1", ["example.com/keeps"]
+    driver = scene.driver()
+    async with running(driver) as observed:
+        driver.start(one, model)
+        await observed.until(one.id, Seen.READY)
+        await scene.api.patch(path, {"metadata": {"finalizers": keeps}})
+        driver.stop(one, 1.0)
+        clean = await observed.until(one.id, Seen.CLEAN)
+        assert clean.proof == "assumed; its pod is kept by the finalizer example.com/keeps"
+        other, second = scene.engine("r2", gpu=0)
+        driver.start(other, second)
+        await observed.until(other.id, Seen.READY)
+    async with running(scene.driver()) as observed:  # another process finds both
+        await observed.until(one.id, Seen.CLEAN)
+        await observed.until(other.id, Seen.READY)
+        await scene.api.patch(path, {"metadata": {"finalizers": None}})
+        with pytest.raises(ApiError):
+            while await scene.api.get(path):
+                await asyncio.sleep(0.05)
+        assert observed.words(one.id)[-1] == "clean"
+
+
+@pytest.mark.standard
+async def test_a_volume_that_cannot_be_mounted_fails_the_start_and_is_named(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(podevents, "LOOK_S", 0.1)
+    monkeypatch.setattr(podevents, "IMAGE_S_MAX", 0.5)
+    one, model = scene.engine("r1")
+    scene.node.fall_silent()  # the Event is written below, as a kubelet writes it
+    driver = scene.driver()
+    async with running(driver) as observed:
+        driver.start(one, model)
+        await observed.until(one.id, Seen.STARTING)
+        while not (pod := await scene.api.get(f"{scene.pods}/r1"))["spec"].get("nodeName"):
+            await asyncio.sleep(0.05)
+        about = {"kind": "Pod", "namespace": scene.namespace, "name": "r1", "uid": pod["metadata"]["uid"]}
+        event = {
+            "apiVersion": "v1", "kind": "Event", "metadata": {"name": "r1.mount", "namespace": scene.namespace},
+            "involvedObject": about, "type": "Warning", "reason": "FailedMount",
+            "message": 'MountVolume.SetUp failed for volume "a" : secret "login" not found',
+            "lastTimestamp": pod["metadata"]["creationTimestamp"],
+        }  # fmt: skip
+        await scene.api.create(f"/api/v1/namespaces/{scene.namespace}/events", event)
+        failed = await observed.until(one.id, Seen.EXITED)
+        assert failed.reason == 'FailedMount: MountVolume.SetUp failed for volume "a" : secret "login" not found'
 
 
 @pytest.mark.standard

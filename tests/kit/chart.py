@@ -144,6 +144,24 @@ SETS: dict[str, Values] = {
         "contract": {"auth": "certificate"},
     },
     "addresses of version 6": {"listenHost": "[::]", "fullnameOverride": "house"},
+    "openshift": {
+        "openshift": True, "enabled": True, "global": {"registry": "r.example"}, "agent": {"enabled": True},
+        "networkPolicy": {"dnsPorts": [53, 1053]},
+    },
+    "labelled": {
+        "gateway": {
+            "podLabels": {"team": "ml"},
+            "service": {
+                "type": "LoadBalancer", "ipFamilyPolicy": "PreferDualStack", "loadBalancerClass": "service.k8s.aws/nlb",
+            },
+        },
+        "autoscaler": {"podLabels": {"team": "ml"}},
+        "agent": {
+            "enabled": True, "podLabels": {"azure.workload.identity/use": "true"}, "podAnnotations": {"a": "b"},
+            "priorityClassName": "system-node-critical", "affinity": {"nodeAffinity": {}},
+        },
+        "doctor": {"resources": {"limits": {"cpu": "100m", "memory": "256Mi"}}},
+    },
     "local": example("values-local.yaml"),
     "eks": example("values-eks.yaml"),
     "on-prem with MIG and a fabric": example("values-onprem-mig-fabric.yaml"),

@@ -32,6 +32,7 @@ from autoscaler.drivers.kubernetes.inventory import Inventory
 from autoscaler.drivers.kubernetes.making import Making
 from autoscaler.drivers.kubernetes.nodes import NodeSeen
 from autoscaler.drivers.kubernetes.orders import Orders
+from autoscaler.drivers.kubernetes.podevents import PodEvents
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.refused import Refused
 from autoscaler.drivers.kubernetes.told import is_news, is_of, seen_in, unbound
@@ -93,6 +94,7 @@ class KubernetesDriver:
             self._pods, self._tasks, self._last_seen, self._see, pace or probes.Pace(clock), clock,
             lambda model: faults_of(model, self._observe),
         )  # fmt: skip
+        self._events = PodEvents(api, namespace, self._pods, self._judge_again, clock)
         self._hoping: dict[ReplicaId, asyncio.TimerHandle] = {}
         """Of those that cannot start as things are: when that has lasted too long."""
         self._begun: dict[ReplicaId, Beginning] = {}
@@ -101,6 +103,8 @@ class KubernetesDriver:
         self._stopping = set[ReplicaId]()
         self._cleared = set[ReplicaId]()
         """Whose pods are gone, and which are not proven clean yet."""
+        self._over = set[str]()
+        """Uids of pods that have ended, and whose objects are still there: they hold nothing any more."""
         self._clean: dict[ReplicaId, asyncio.Event] = {}
         """Of those that were half gone when they were adopted."""
         self._refused = Refused()
@@ -119,6 +123,7 @@ class KubernetesDriver:
             await persist(self._adopt, faults_of(NO_MODEL, observe, "adoption of pods"))
             observe((Synced(),))
             tasks.create_task(persist(self._doubt, faults_of(NO_MODEL, observe, "refresh of pods")))
+            tasks.create_task(persist(self._events.run, faults_of(NO_MODEL, observe, "events of pods")))
 
     def lead(self) -> None:
         """We lead from now on: tells all there is again, to its end (Synced), and takes over what leaders
@@ -274,7 +279,7 @@ class KubernetesDriver:
             faults_of(model, self._observe)(described(done.error))
 
     def _pod_changed(self, old: PodSeen | None, new: PodSeen | None) -> None:
-        if new is not None:
+        if new is not None and new.uid not in self._over:
             self._begins(old, new)
         if self._listens:
             self._judge(old, new)
@@ -311,8 +316,15 @@ class KubernetesDriver:
     def _judge(self, old: PodSeen | None, new: PodSeen | None) -> None:
         """What a change of a pod, or of its node, means."""
         if old is not None and (new is None or new.uid != old.uid):
-            self._is_gone(old)
-        if new is None:
+            if old.uid in self._over:
+                self._over.discard(old.uid)
+            else:
+                self._is_gone(old)
+        if new is None or new.uid in self._over:
+            return
+        new = self._events.told(new)
+        if new.leaving and new.is_over and new.finalizers:
+            self._is_kept(new)
             return
         if new.patience_s is None:
             self._give_hope(new.replica)
@@ -331,6 +343,10 @@ class KubernetesDriver:
             self._asking.look_for_namesake(new)
             self._see(new, Seen.STARTING)
             self._asking.begin(new)
+
+    def _judge_again(self, pod: PodSeen) -> None:
+        """Its Events say something else."""
+        self._contain(pod.model, partial(self._judge, pod, pod))
 
     def _has_ended(self, pod: PodSeen, reason: str) -> None:
         self._see(pod, Seen.EXITED, reason=reason)
@@ -356,6 +372,7 @@ class KubernetesDriver:
     def _lose_hope(self, key: Key, uid: str) -> None:
         """Its image, or a Secret, could not be had for too long: the start has failed, and so would the next."""
         pod = self._pods.items.get(key)
+        pod = None if pod is None else self._events.told(pod)
         if pod is None or pod.uid != uid or pod.patience_s is None:
             return
         self._refused.note(pod.model, pod.spec_hash, pod.waits, self._clock())
@@ -378,6 +395,17 @@ class KubernetesDriver:
         report = faults_of(pod.model, self._observe)
         self._tasks.create_task(persist(partial(self._clear, pod, by_force=by_force), report))
 
+    def _is_kept(self, pod: PodSeen) -> None:
+        """It has ended, and a finalizer of others keeps its object: its devices are free, as for the scheduler."""
+        self._over.add(pod.uid)
+        self._asking.stop(pod.replica)
+        self._give_hope(pod.replica)
+        self._see(pod, Seen.EXITED, reason=pod.ended or "stopped")
+        self._cleared.add(pod.replica)
+        note = f"; its pod is kept by the finalizer {', '.join(pod.finalizers)}"
+        report = faults_of(pod.model, self._observe)
+        self._tasks.create_task(persist(partial(self._clear, pod, by_force=False, note=note), report))
+
     def _reserved(self, pod: PodSeen) -> bool:
         return self._inventory is not None and self._inventory.reserved(pod)
 
@@ -394,8 +422,8 @@ class KubernetesDriver:
     def _node(self, name: str) -> NodeSeen | None:
         return None if self._inventory is None else self._inventory.node(name)
 
-    async def _clear(self, pod: PodSeen, *, by_force: bool) -> None:
-        proof = await self._clearing.prove(pod, by_force=by_force)
+    async def _clear(self, pod: PodSeen, *, by_force: bool, note: str = "") -> None:
+        proof = await self._clearing.prove(pod, by_force=by_force) + note
         self._cleared.discard(pod.replica)
         self._see(pod, Seen.CLEAN, proof=proof)
         self._tell_if_strange(self._told.pop(pod.replica, None))
@@ -408,7 +436,7 @@ class KubernetesDriver:
         while True:
             await asyncio.sleep(DOUBT_EVERY_S)
             unready = any(told.seen is Seen.UNREADY for told in self._told.values())
-            if unready or any(pod.leaving for pod in self._pods.items.values()):
+            if unready or any(pod.leaving and pod.uid not in self._over for pod in self._pods.items.values()):
                 with contextlib.suppress(ApiError, UnreachableError):  # asked again soon
                     await self._pods.refresh()
 

@@ -24,7 +24,7 @@ from autoscaler.drivers.kubernetes.beginning import READY_TO_START
 from autoscaler.drivers.kubernetes.hosts import requested
 from autoscaler.drivers.kubernetes.liking import like
 from autoscaler.drivers.kubernetes.overlay import lay, refuse_collisions
-from autoscaler.drivers.kubernetes.vocabulary import ENDED, WRITER
+from autoscaler.drivers.kubernetes.vocabulary import CRASHES, ENDED, WRITER
 from autoscaler.drivers.kubernetes.volumes import claimed
 from autoscaler.hosts import NOTHING, Beside
 from autoscaler.model import Model
@@ -77,7 +77,11 @@ _PATIENCE_S = {
     "InvalidImageName": 0.0, "ErrImageNeverPull": 0.0,
 }  # fmt: skip
 """Why a container does not start that was not started yet -> how long that may last."""
+_INIT_PATIENCE_S = {**_PATIENCE_S, CRASHES: IMAGE_S_MAX}
+"""The same of an init container or native sidecar, whose kubelet starts it again and again."""
 
+_CLAIM_LACKS = re.compile(r'persistentvolumeclaim "[^"]*" not found')
+"""What the scheduler says of a pod whose claim does not exist: no room that comes lets it start."""
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
@@ -130,6 +134,10 @@ class PodSeen(NamedTuple):
     """The Copies that it uses, folders below its node's store."""
     lingers: bool = False
     """See `linger`."""
+    is_over: bool = False
+    """Its phase is final and all of its containers have ended, so that it uses no device."""
+    finalizers: tuple[str, ...] = ()
+    """What keeps its object after that."""
 
     @property
     def claims_alone(self) -> bool:
@@ -325,6 +333,7 @@ def read(pod: Object) -> PodSeen | None:
         tuple(one.get("resourceClaimName", "") for one in pod["spec"].get("resourceClaims") or ()),
         tuple(filter(None, note("weights").split(","))),
         any("preStop" in one.get("lifecycle", {}) for one in pod["spec"]["containers"] if one["name"] == ENGINE),
+        _is_over(status), tuple(map(str, metadata.get("finalizers") or ())),
     )  # fmt: skip
 
 
@@ -339,7 +348,7 @@ def _ended(status: dict[str, Any], state: dict[str, Any]) -> str:
     if status.get("reason") and status.get("phase") == "Failed":  # Evicted, OutOfcpu, NodeAffinity, ...
         return _sentence(status)
     if over is None:
-        return "was ended by its node" if status.get("phase") in ENDED else ""
+        return (_init_failure(status) or "was ended by its node") if status.get("phase") in ENDED else ""
     code: int = over["exitCode"]
     if over.get("reason") == "OOMKilled":
         return "was killed for memory (OOMKilled): it needs more than resources.limits.memory, or than its node has"
@@ -348,6 +357,22 @@ def _ended(status: dict[str, Any], state: dict[str, Any]) -> str:
     reason = over.get("reason", "")
     said = over.get("message", "") or (reason if reason not in ("Error", "Completed") else "")
     return f"ended with status {code}" + (f": {said}" if said else "")
+
+
+def _is_over(status: dict[str, Any]) -> bool:
+    """Containers that never started are not listed, or wait."""
+    listed = (status.get("containerStatuses") or []) + (status.get("initContainerStatuses") or [])
+    return status.get("phase") in ENDED and not any("running" in one.get("state", {}) for one in listed)
+
+
+def _init_failure(status: dict[str, Any]) -> str:
+    """How an init container ended that failed; empty: none did."""
+    for one in status.get("initContainerStatuses") or ():
+        over = one.get("state", {}).get("terminated") or {}
+        if over.get("exitCode"):
+            said = over.get("message", "") or (over.get("reason", "") if over.get("reason") != "Error" else "")
+            return f"init container {one['name']} ended with status {over['exitCode']}" + (f": {said}" if said else "")
+    return ""
 
 
 def _sentence(said: dict[str, Any]) -> str:
@@ -364,9 +389,15 @@ def _waits(pod: Object, state: dict[str, Any]) -> tuple[str, float | None]:
     waiting, status = state.get("waiting", {}), pod.get("status", {})
     if waiting.get("reason") in _PATIENCE_S:
         return _sentence(waiting), _PATIENCE_S[waiting["reason"]]
+    for one in status.get("initContainerStatuses") or ():
+        first = one.get("state", {}).get("waiting", {})
+        if first.get("reason") in _INIT_PATIENCE_S:
+            about = ": ".join(filter(None, (first["reason"], f"init container {one['name']}", first.get("message", ""))))
+            return about, _INIT_PATIENCE_S[first["reason"]]
     if not pod["spec"].get("nodeName"):
         scheduled = _condition(status, "PodScheduled")
-        return _sentence(scheduled) or "it is not scheduled yet", None
+        lacks = _CLAIM_LACKS.search(scheduled.get("message", ""))
+        return _sentence(scheduled) or "it is not scheduled yet", IMAGE_S_MAX if lacks else None
     return f"node {pod['spec']['nodeName']} gets its image and volumes ready", None
 
 

@@ -74,6 +74,7 @@ _CORDONS = (Right("", "nodes", ("patch",), "cluster", "`pilotlight cordon` and `
 _CUT = "GPUs of idle nodes are cut anew"
 _ENGINES = (
     Right("", "pods", (*_READ, "create", "patch", "delete"), "engines", "engines are started and stopped"),
+    Right("", "events", ("list",), "engines", "it is told why a pod waits for a volume or a node", optional=True),
     Right(
         "policy", "poddisruptionbudgets", _READ, "engines", "PodDisruptionBudgets keep Replicas from being moved",
         optional=True,
@@ -122,9 +123,7 @@ _CAPACITY: Mapping[str, tuple[Right, ...]] = {
         Right(_CRO, "composableresources", ("list", "watch", "patch"), "cluster", _FABRIC, optional=True),
         _KEPT,
     ),
-    "clusterAutoscaler": (
-        Right("", "events", ("list",), "engines", "Cluster Autoscaler is heard, where it adds no node", optional=True),
-    ),
+    "clusterAutoscaler": (),
     "karpenter": (
         Right("karpenter.sh", "nodepools", ("get",), "cluster", _ADDED, optional=True),
         Right(

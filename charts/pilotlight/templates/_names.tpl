@@ -119,6 +119,16 @@ yes
 {{ include "pilotlight.name" . }}-autoscaler.{{ .Release.Namespace }}.svc
 {{- end -}}
 
+{{/* Ports of DNS pods, as a NetworkPolicy has them. OpenShift's listen on 5353. */}}
+{{- define "pilotlight.dnsPorts" -}}
+{{- $found := list -}}
+{{- range (ternary (append .Values.networkPolicy.dnsPorts 5353) .Values.networkPolicy.dnsPorts .Values.openshift | uniq) -}}
+{{- $found = append $found (dict "protocol" "UDP" "port" .) -}}
+{{- $found = append $found (dict "protocol" "TCP" "port" .) -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end -}}
+
 {{/* The DNS name in agents' certificates. */}}
 {{- define "pilotlight.agentCertificate" -}}
 pilotlight-agent

@@ -30,14 +30,21 @@ securityContext:
 {{- define "pilotlight.restricted" -}}
 securityContext:
   runAsNonRoot: true
+  {{- if not .Values.openshift }}
   runAsUser: 65532
   runAsGroup: 65532
   fsGroup: 65532
+  {{- end }}
   fsGroupChangePolicy: OnRootMismatch
   seccompProfile: {type: RuntimeDefault}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets: {{ toJson . }}
 {{- end }}
+{{- end -}}
+
+{{/* (root, component, its values) -> labels of its pods. Those that select them go before. */}}
+{{- define "pilotlight.podLabels" -}}
+{{- merge (include "pilotlight.labels" . | fromYaml) (index . 2).podLabels | toYaml -}}
 {{- end -}}
 
 {{/* (root, component, its values) -> where its pods may run: over nodes, and over zones where there are some. */}}

@@ -85,10 +85,6 @@ true
 {{/* And in the engines' namespace. */}}
 {{- define "pilotlight.capacityEnginesRules" -}}
 {{- $kinds := include "pilotlight.capacityKinds" . | splitList " " -}}
-{{- if has "clusterAutoscaler" $kinds }}
-# what Cluster Autoscaler says of pods that wait for a node
-- {apiGroups: [""], resources: [events], verbs: [list]}
-{{- end }}
 {{- if has "kueue" $kinds }}
 # what a queue of Kueue says of us
 - {apiGroups: [kueue.x-k8s.io], resources: [localqueues, workloads], verbs: [get]}

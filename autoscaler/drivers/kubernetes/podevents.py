@@ -1,0 +1,96 @@
+"""Why a pod waits for its volumes, as its Events say: a missing Secret or ConfigMap, a volume that cannot be mounted. I/O.
+
+A pod's status does not tell: its containers are `ContainerCreating`. Only pods are looked at that were bound to a node
+LOOK_S ago and are not prepared, each at growing intervals. An Event that says that it went on (`Pulling`) is newer than
+one about a volume that was mounted after all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.pods import IMAGE_S_MAX, PodSeen
+from autoscaler.drivers.kubernetes.watching import Watched
+from autoscaler.words import one_line, unaddressed
+
+LOOK_S, LOOK_S_MAX = 5.0, 40.0
+"""After a pod was bound, and between two looks at one pod: at first, and at most."""
+FAILURES: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+MESSAGE_MAX: Final = 300
+
+_log = logging.getLogger(__name__)
+
+
+class _Look(NamedTuple):
+    next_s: float
+    pause_s: float
+
+
+def failure_of(events: Sequence[Object]) -> str:
+    """What the newest Event of a pod says, if it is about a volume: reason and message; empty: it is not."""
+    newest = max(events, key=_when, default=None)
+    if newest is None or newest.get("reason") not in FAILURES:
+        return ""
+    return f"{newest['reason']}: {one_line(unaddressed(str(newest.get('message', ''))), MESSAGE_MAX)}"
+
+
+def _when(event: Object) -> tuple[str, int]:
+    """Times of Events have whole seconds; of two in one second the one that was written later is newer."""
+    series = event.get("series") or {}
+    at = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
+    version = str(event.get("metadata", {}).get("resourceVersion", ""))
+    return str(at)[:19], int(version) if version.isdecimal() else 0
+
+
+class PodEvents:
+    """Of the engines' pods in one namespace. `changed` gets a pod of which something else is known now."""
+
+    def __init__(
+        self, api: Api, namespace: str, watched: Watched[PodSeen], changed: Callable[[PodSeen], None],
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._api = api
+        self._path = f"/api/v1/namespaces/{namespace}/events"
+        self._watched, self._changed, self._clock = watched, changed, clock
+        self._looks: dict[str, _Look] = {}
+        self._found: dict[str, str] = {}
+        """By the pod's uid: why it waits."""
+
+    def told(self, pod: PodSeen) -> PodSeen:
+        """The pod with what its Events say, where its own status says nothing."""
+        found = self._found.get(pod.uid, "")
+        return pod._replace(waits=found, patience_s=IMAGE_S_MAX) if found and _waits(pod) else pod
+
+    async def run(self) -> None:
+        """Until cancelled. Without the right to list Events nothing is known of volumes."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.look()
+            except (ApiError, UnreachableError) as error:
+                _log.debug("events of pods are not read error=%s", error)
+
+    async def look(self) -> None:
+        """One look at all pods that are due. Raises ApiError, UnreachableError."""
+        there = {pod.uid: pod for pod in self._watched.items.values() if _waits(pod)}
+        now_s = self._clock()
+        self._looks = {uid: self._looks.get(uid, _Look(now_s, LOOK_S)) for uid in there}
+        self._found = {uid: said for uid, said in self._found.items() if uid in there}
+        for uid, (next_s, pause_s) in list(self._looks.items()):
+            if next_s > now_s:
+                continue
+            self._looks[uid] = _Look(now_s + pause_s, min(2 * pause_s, LOOK_S_MAX))
+            listed = await self._api.get(self._path, fieldSelector=f"involvedObject.uid={uid}")
+            said = failure_of(listed.get("items") or ())
+            if said != self._found.get(uid, ""):
+                self._found[uid] = said
+                self._changed(there[uid])
+
+
+def _waits(pod: PodSeen) -> bool:
+    """Whether it waits on its node for no reason that its status says."""
+    return bool(pod.node and pod.waits) and pod.patience_s is None and not (pod.prepared or pod.leaving or pod.ended)
