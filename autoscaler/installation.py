@@ -1,8 +1,10 @@
 """All documents of an installation, whatever they are written in: files, custom resources, objects that are adopted.
 
-Owns what each source last said and the one set that comes of it, names settled by age (`autoscaler.names`). Promises:
-nothing is told before every source that is awaited has said something, since a Model that is not told yet would look
-like one that is gone; each Model's status is told once with it, for what was learnt before a restart. Pure.
+Owns what each source last said and the one set that comes of it, without what another installation serves
+(`autoscaler.ownership`), names settled by age (`autoscaler.names`). Promises: nothing is told before every source that
+is awaited has said something, and before it is known who serves each namespace's Models, since a Model that is not told
+yet would look like one that is gone; each Model's status is told once with it, for what was learnt before a restart.
+Pure.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from autoscaler.contract import ModelName
 from autoscaler.model import Model
 from autoscaler.names import Origin, Settled, settle, settle_tenants
 from autoscaler.observations import DocumentsSeen
+from autoscaler.ownership import elsewhere
 from autoscaler.tenant import Tenant
 
 FILES, CUSTOMS = "files", "customs"
@@ -26,8 +29,19 @@ Tell = Callable[[DocumentsSeen, Mapping[ModelName, Status]], None]
 class Installation:
     """Tells all documents together each time that a source says something new."""
 
-    def __init__(self, tell: Tell, awaited: Collection[str] = (FILES,)) -> None:
+    def __init__(
+        self, tell: Tell, awaited: Collection[str] = (FILES,), *, title: str = "",
+        ask: Callable[[Collection[str]], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`title`: of this installation. `ask` gets the namespaces of Models, and `put_holders` is to follow; without
+        it all Models that name no other installation are ours.
+        """
         self._tell = tell
+        self._title, self._ask = title, ask
+        self._holders: Mapping[str, str] = {}
+        self._places: frozenset[str] = frozenset()
+        """Namespaces of objects that are not in force."""
+        self._told = False
         self._awaited = set(awaited)
         self._files = DocumentsSeen()
         self._models: dict[str, Mapping[Origin, Model]] = {}
@@ -49,12 +63,36 @@ class Installation:
         models: Mapping[Origin, Model],
         tenants: Sequence[Tenant] = (),
         statuses: Mapping[Origin, Status] | None = None,
+        places: Collection[str] | None = None,
     ) -> None:
-        """All that a source has now, Tenants oldest first; and the status of each Model that is new there."""
+        """All that a source has now, Tenants oldest first; and the status of each Model that is new there. `places`:
+        more namespaces of which it is to be known which installation serves their Models.
+        """
+        if places is not None:
+            self._places = frozenset(places)
         self._models[source] = models
         self._tenants[source] = tenants
         self._statuses |= statuses or {}
         self._put(source)
+
+    def whose(self, namespace: str, named: str | None) -> str | None:
+        """Why another installation serves a Model of `namespace` that names `named`, in a sentence; empty: this one
+        serves it; None: it is not known yet.
+        """
+        holder = "" if self._ask is None else self._holders.get(namespace)
+        if named is None and holder is None:
+            return None
+        return elsewhere(named, holder or "", self._title, namespace)
+
+    def heard(self, origin: Origin, status: Status) -> None:
+        """What another installation wrote of a Model that may become ours."""
+        if origin not in self.settled.names and origin in self._models.get(CUSTOMS, {}):
+            self._statuses[origin] = status
+
+    def put_holders(self, holders: Mapping[str, str]) -> None:
+        """Which installation serves the Models of each namespace, by its title; empty: not known to be another's."""
+        self._holders = holders
+        self._put("")
 
     def again(self) -> None:
         """The same once more: what is known of them has changed."""
@@ -62,13 +100,23 @@ class Installation:
 
     def _put(self, source: str) -> None:
         self._awaited.discard(source)
+        models = {origin: model for found in self._models.values() for origin, model in found.items()}
+        if self._ask is not None:
+            namespaces = self._places | {o.namespace for o, model in models.items() if model.spec.installation is None}
+            self._ask(namespaces)
+            if not self._told and namespaces - self._holders.keys():
+                return
         if self._awaited:
             return
-        self.settled = settle(self._files.models, {o: m for models in self._models.values() for o, m in models.items()})
+        self._told = True
+        ours = {o: m for o, m in models.items() if self.whose(o.namespace, m.spec.installation) == ""}
+        self.settled = settle(self._files.models, ours)
         others = [tenant for tenants in self._tenants.values() for tenant in tenants]
         tenants, taken = settle_tenants(self._files.tenants, others)
         self.tenants_taken = {str(name): why for name, why in taken.items()}
         names = self.settled.names
         statuses = {names[origin]: status for origin, status in self._statuses.items() if origin in names}
-        self._statuses = {}
+        self._statuses = {
+            origin: said for origin, said in self._statuses.items() if origin in models and origin not in ours
+        }
         self._tell(DocumentsSeen(models=self.settled.models, tenants=tenants, settings=self._files.settings), statuses)

@@ -147,6 +147,8 @@ class ModelSpec(Part, frozen=True):
     tenants: tuple[TenantName, ...] | None = None
     paused: bool = False
     unlisted: bool = False
+    installation: str | None = None
+    """The installation (NAMESPACE/LEASE) that serves the Model; None: the holder of the Lease of its namespace."""
     spread: str | None = None
     """A label of nodes: its Replicas are put under different values of it where they may as well be; None: anywhere."""
     near: str | None = None

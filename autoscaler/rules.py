@@ -16,6 +16,7 @@ from autoscaler.expected import Path, WrongKeyError, nearest
 from autoscaler.model import ModelSpec, ReplicaRange, ReplicaWindow
 from autoscaler.naming import NAME, NAME_CHARS_MAX, check_name
 from autoscaler.not_yet import MESSAGE, SCHEMES
+from autoscaler.ownership import TITLE, TITLE_WANTED
 from autoscaler.podspec import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
 from autoscaler.providers import check_providers
 from autoscaler.settings import NodeKind, Settings, Signatures, Tls
@@ -142,6 +143,8 @@ def check_model(spec: ModelSpec) -> None:
             check_labels({label: ""}, ("spec", key))
     if spec.gpu.link != "any" and spec.gpu.count <= 1:
         raise WrongKeyError(("spec", "gpu", "link"), "joins several devices: set gpu.count above 1, or leave it out")
+    if spec.installation is not None and not TITLE.fullmatch(spec.installation):
+        raise WrongKeyError(("spec", "installation"), TITLE_WANTED)
     if spec.pull_secret is not None:
         check_object_name(spec.pull_secret, ("spec", "pullSecret"))
     _check_artifact(spec)

@@ -7,12 +7,12 @@ to the end, whatever the figures.
 
 from __future__ import annotations
 
-from bench import clusterfold, clusterlead, clusterpoison, clusterscale, clusterwake, parts
+from bench import clusterfold, clusterinstallations, clusterlead, clusterpoison, clusterscale, clusterwake, parts
 
 KEYS = (
     "create_ms_p99", "scale_ms_p99", "first_byte_ms_p99", "cold_s_mean", "failed", "rss_mib", "sync_s", "cpu_core",
     "folded_per_s", "requests_per_start", "failover_s", "clean_stop_s", "poisoned", "poison_exits",
-    "poison_ratio", "poison_ratio_max",
+    "poison_ratio", "poison_ratio_max", "installations_deleted", "installations_twice", "installations_writes",
 )  # fmt: skip
 PARTS: dict[str, parts.Part] = {
     "fold": clusterfold.measure,
@@ -20,6 +20,7 @@ PARTS: dict[str, parts.Part] = {
     "scale": clusterscale.measure,
     "lead": clusterlead.measure,
     "poison": clusterpoison.measure,
+    "installations": clusterinstallations.measure,
 }
 """In the order in which they run."""
 

@@ -52,8 +52,13 @@ class House:
 
 
 @asynccontextmanager
-async def house(bed: Bed, place: Path, documents: Sequence[Document], *, scalers: int = 1) -> AsyncIterator[House]:
-    """Running, and the gateway answers. Documents are files: objects of the API server come on top."""
+async def house(
+    bed: Bed, place: Path, documents: Sequence[Document], *, scalers: int = 1, words: Sequence[str] = ()
+) -> AsyncIterator[House]:
+    """Running, and the gateway answers. Documents are files: objects of the API server come on top. The last of two
+    equal options counts: `words` change those of the autoscaler.
+    """
+    more = words
     place.mkdir(parents=True)
     (place / "documents.yaml").write_text(text(documents))
     made, sockets, operations = list[Scaler](), list[Path](), list[str]()
@@ -64,7 +69,7 @@ async def house(bed: Bed, place: Path, documents: Sequence[Document], *, scalers
         words = [sys.executable, "-Pm", "pilotlight", "autoscaler", "--driver", "kubernetes"]
         words += ["--kubeconfig", str(bed.plane.kubeconfig), "--namespace", bed.namespace]
         words += ["--lease", LEASE, "--identity", name, "--documents", str(place / "documents.yaml")]
-        words += ["--contract-socket", str(sockets[-1]), "--ops", f"{HOST}:{ops}", "--state", str(place / name)]
+        words += ["--contract-socket", str(sockets[-1]), "--ops", f"{HOST}:{ops}", "--state", str(place / name), *more]
         made.append(Scaler(name, words, place / f"{name}.log"))
     listen = kit.free_port()
     words = [sys.executable, "-Pm", "pilotlight", "gateway", "--id", "gateway-1", "--listen", f"{HOST}:{listen}"]

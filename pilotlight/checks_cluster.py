@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from autoscaler import ownership
 from autoscaler.attached import sites
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.crds import GROUP, MODEL, TENANT, Kind, definition
@@ -251,6 +252,22 @@ async def objects(api: Api, scene: Scene) -> list[Finding]:
     return [Finding("objects", "warning", skipped(one), SKIPPED_FIX) for one in found.values()]
 
 
+async def installations(api: Api, scene: Scene) -> list[Finding]:
+    """What this installation is called, and the namespaces whose Models another one serves."""
+    me = ownership.title(scene.home, scene.lease)
+    within = "" if scene.scope == "cluster" else f"/namespaces/{scene.engines}"
+    path, query = f"/apis/coordination.k8s.io/v1{within}/leases", {"fieldSelector": f"metadata.name={ownership.CLAIM}"}
+    findings = [Finding("installation", "ok", me)]
+    async for page in api.pages(path, query):
+        for lease in page.items:
+            namespace, holder = lease["metadata"]["namespace"], (lease.get("spec") or {}).get("holderIdentity")
+            if holder and holder != me:
+                says = f"installation {holder} serves the Models of namespace {namespace}"
+                fix = f"to serve a Model of it here, set its spec.installation to {me}"
+                findings.append(Finding("installation", "info", says, fix))
+    return findings
+
+
 def skipped(one: Unreadable) -> str:
     """Which object, and why it is skipped."""
     name = f"{one.namespace}/{one.name}" if one.namespace else one.name
@@ -298,4 +315,6 @@ async def ingress(_: Api, __: Scene) -> list[Finding]:
     return [Finding("ingress", "info", INGRESS, INGRESS_FIX)]
 
 
-CHECKS: tuple[Check, ...] = (definitions, rights_given, pod_security, nodes, objects, cutting, providers, ingress)
+CHECKS: tuple[Check, ...] = (
+    definitions, rights_given, pod_security, nodes, installations, objects, cutting, providers, ingress,
+)  # fmt: skip

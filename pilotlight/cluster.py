@@ -89,6 +89,11 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         return ownership.identity(self.own_namespace, self.lease)
 
     @property
+    def title(self) -> str:
+        """The installation as people name it."""
+        return ownership.title(self.own_namespace, self.lease)
+
+    @property
     def users(self) -> dict[str, Roles]:
         """The accounts as the API server names them, each with its roles."""
         found: dict[str, Roles] = {}
@@ -105,7 +110,12 @@ class Cluster:
     _loop: Loop
 
     def __init__(
-        self, options: ClusterOptions, apis: tuple[Api, Api], elector: Elector, name: str, clock: Callable[[], float]
+        self,
+        options: ClusterOptions,
+        apis: tuple[Api, Api],
+        elector: Elector,
+        name: str,
+        clock: Callable[[], float],
     ) -> None:
         """`apis`: for what acts, whose writes end with our leadership, and for questions. `name` is ours in Events."""
         from autoscaler.drivers.kubernetes.composite import CompositeDriver

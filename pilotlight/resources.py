@@ -23,6 +23,7 @@ from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
 from autoscaler.drivers.kubernetes.customs import Customs, StatusSeen
 from autoscaler.drivers.kubernetes.events import Events
 from autoscaler.drivers.kubernetes.kubeai import KUBEAI, KubeaiModels
+from autoscaler.drivers.kubernetes.modelclaims import ModelClaims
 from autoscaler.drivers.kubernetes.statuses import Statuses
 from autoscaler.drivers.kubernetes.subjects import subjects
 from autoscaler.expected import WrongKeyError, dotted
@@ -81,7 +82,8 @@ class Resources:
         awaited = {FILES, CUSTOMS, ADOPTED} | ({KUBEAI} if options.watch_kubeai else set())
         self._clock = clock
         self._unix_s = asking.unix_s
-        self._installation = Installation(self._tell, awaited)
+        self._claims = ModelClaims(asking, options.title, self._held, clock)
+        self._installation = Installation(self._tell, awaited, title=options.title, ask=self._claims.ask)
         self._customs = Customs(
             asking, partial(ours, options.namespace), self._installation, namespaces,
             tenants=namespaces is None, heard=self._heard,
@@ -92,10 +94,15 @@ class Resources:
         self.adopted = AdoptedDriver(
             acting, namespaces if options.adopt_in is None else options.adopt_in,
             lambda models: self._installation.put(ADOPTED, models),
-            hold_s=lambda: self._loop.world.settings.adoption.hold_seconds, note=self._note, clock=clock, pace=pace,
+            hold_s=lambda: self._loop.world.settings.adoption.hold_seconds, whose=self._installation.whose,
+            note=self._note, clock=clock, pace=pace,
         )  # fmt: skip
-        self._statuses = Statuses(acting, namespaces=namespaces, fault=self._fault)
+        self._statuses = Statuses(
+            acting, namespaces=namespaces, fault=self._fault, installation=options.installation
+        )  # fmt: skip
         self._events = Events(acting, reporter, unreadable=asking.unreadable)
+        self._others: set[tuple[str, str]] = set()
+        """Namespaces whose Models others serve, and who."""
         self._taken: Mapping[str, str] = {}
         """What was said of Tenants."""
         self._sizes = Sizes(clock)
@@ -119,14 +126,23 @@ class Resources:
         for tenant, why in self._taken.items():
             if taken.get(tenant) != why:
                 say(f"Tenant {tenant}: {why}")
-        self._statuses.put(subjects(self._customs.models, self._installation.settled))
+        self._statuses.put(subjects(self._customs.models, self._installation.settled, self._installation.whose))
         sized = self._sizes.of(seen.models, self._loop.world.looked)
         self._loop.observe([*learned, replace(seen, models=sized.models), *sized.faults])
         self.adopted.called(self._installation.settled.names, self._installation.settled.taken)
         self.told.set()
 
+    def _held(self, holders: Mapping[str, str]) -> None:
+        """Which installation serves the Models of each namespace."""
+        others = {(space, holder) for space, holder in holders.items() if holder != self._claims.me}
+        for namespace, holder in sorted(others - self._others):
+            say(f"installation {holder} serves the Models of namespace {namespace}")
+        self._others = others
+        self._installation.put_holders(holders)
+
     def _heard(self, origin: Origin, said: StatusSeen) -> None:
         """What a Model's leader wrote down: who follows will need it."""
+        self._installation.heard(origin, said.status)
         name = self._installation.settled.names.get(origin)
         if self._loop.world.leads:
             self._statuses.hear(said)
@@ -147,6 +163,7 @@ class Resources:
         """Reads and writes until cancelled; `flush` is to follow."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._customs.run())
+            tasks.create_task(persist(self._claims.run, partial(self._loop.trouble, "claims of Models")))
             if self._kubeai is not None:
                 tasks.create_task(self._kubeai.run())
             tasks.create_task(persist(self._statuses.run, partial(self._loop.trouble, "status")))

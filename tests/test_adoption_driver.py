@@ -149,8 +149,8 @@ class House:
 
 
 @asynccontextmanager
-async def serving(*names: str) -> AsyncIterator[House]:
-    """Deployments with a ready pod each."""
+async def serving(*names: str, whose: Callable[[str, str | None], str | None] = lambda *_: "") -> AsyncIterator[House]:
+    """Deployments with a ready pod each, of which those that are ours are seen."""
     plane, notes, models = Plane(), list[Note](), dict[Origin, Model]()
     for name in names:
         plane.put(APPS, deployment(name, models=name))
@@ -160,10 +160,11 @@ async def serving(*names: str) -> AsyncIterator[House]:
         models.clear()
         models.update(now)
 
-    driver = AdoptedDriver(cast("Api", plane), ["n"], put, hold_s=lambda: 600.0, note=notes.append)
+    driver = AdoptedDriver(cast("Api", plane), ["n"], put, hold_s=lambda: 600.0, whose=whose, note=notes.append)
     async with running(driver) as observed:
         house = House(driver, observed, plane, notes, models)
-        await house.until(*((name, Seen.READY) for name in names))
+        if whose("n", None) == "":
+            await house.until(*((name, Seen.READY) for name in names))
         driver.lead()
         yield house
 
@@ -328,3 +329,64 @@ def test_a_change_that_a_callback_failed_to_take_is_reported_again() -> None:
         watched._tell([(key, "new")])
     watched._tell([(key, "new")])
     assert took == ["raised", Change(key, None, "new")]
+
+
+async def test_what_another_installation_serves_is_left_to_it_and_taken_over_when_it_leaves() -> None:
+    """Nothing of it is scaled, no condition of it is written, and one Event says who serves it."""
+    holder = "installation b/x serves the Models of namespace n"
+    async with serving("ada", whose=lambda *_: holder) as house:
+        while not house.notes:
+            await asyncio.sleep(0)
+        (note,) = house.notes
+        assert (note.reason, note.message, note.warning) == ("NotServed", holder, False)
+        assert (house.now(), house.plane.asked, house.driver._runners()) == ({}, [], [])
+        assert house.driver.obstacle(house.model("ada"))
+        holder = ""
+        house.driver.called({Origin("Deployment", "n", "ada"): ModelName("ada")}, {})
+        await house.until(("ada", Seen.READY))
+        holder = "installation b/x serves the Models of namespace n"
+        (one,) = house.now()
+        house.driver.called({}, {})
+        house.driver.stop(Bench().order(one), 0.0)
+        await house.until(("ada", Seen.CLEAN))
+        assert house.driver._runners() == []
+        assert not [path for path in house.plane.asked if path.endswith("/scale")]
+
+
+async def test_wrong_annotations_are_told_also_where_it_is_not_known_who_serves_the_namespace() -> None:
+    """Nothing right is there, so that nobody asks who serves it."""
+    async with serving(whose=lambda *_: None) as house:
+        house.driver.called({}, {})
+        house.plane.put(APPS, deployment("bad", models="bad", slots="x"))
+        while not house.notes:
+            await asyncio.sleep(0)
+        (note,) = house.notes
+        assert (note.workload.name, note.reason, note.warning) == ("bad", "WrongAnnotation", True)
+
+
+async def test_all_that_exists_is_only_said_when_it_is_known_which_workloads_are_ours() -> None:
+    known: str | None = None
+    plane, told = Plane(), asyncio.Event()
+    plane.put(APPS, deployment("ada", models="ada"))
+    plane.put(PODS, pod("ada"))
+    driver = AdoptedDriver(
+        cast("Api", plane), ["n"], lambda _: told.set(), hold_s=lambda: 600.0, whose=lambda *_: known
+    )  # fmt: skip
+    observed = Observed()
+
+    async def says() -> None:
+        nonlocal known
+        await told.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert observed.all == []
+        known = ""
+        driver.called({Origin("Deployment", "n", "ada"): ModelName("ada")}, {})
+
+    async with asyncio.TaskGroup() as tasks:
+        runs = tasks.create_task(driver.run(observed.observe))
+        await tasks.create_task(says())
+        await observed.synced()
+        ready = [one.seen for one in observed.all if isinstance(one, ReplicaSeen)]
+        assert ready[-1] is Seen.READY
+        runs.cancel()

@@ -44,6 +44,48 @@ def test_orders_are_one_level_and_pods_are_given_to_those_that_wait() -> None:
     assert bench.told() == [("b", "starting")]
 
 
+IMAGE = "ImagePullBackOff: not found"
+
+
+def test_a_pod_whose_image_cannot_be_pulled_is_a_failed_start_after_a_minute_and_goes() -> None:
+    """As of Pilotlight's own pods."""
+    bench = Bench()
+    bench.core.begin(0.0)
+    bench.start("a")
+    assert bench.write() == 1
+    bench.now_s = 5.0
+    bench.pod("p1", started_unix_s=None, ip="", waits="ErrImagePull: not found", patience_s=60.0)
+    bench.now_s = 20.0
+    bench.pod("p1", waits=IMAGE)
+    assert bench.told() == [("a", "starting"), ("a", "starting")]
+    assert bench.core.due_s() == 65.0
+    bench.core.look(64.0)
+    assert bench.told() == []
+    bench.core.look(65.0)
+    (told,) = bench.core.take()
+    assert (told.id, told.seen, told.reason) == ("a", Seen.EXITED, IMAGE)
+    assert bench.core.due_s() is None
+    assert bench.write() == 0
+
+
+def test_a_pod_whose_image_is_pulled_in_time_or_later_is_a_replica() -> None:
+    bench = Bench(replicas=1)
+    bench.core.begin(0.0)
+    bench.pod("p1", started_unix_s=None, ip="", waits=IMAGE, patience_s=60.0)
+    bench.core.look(30.0)
+    bench.now_s = 40.0
+    bench.pod("p1", waits="its container is being made", patience_s=None)
+    bench.core.look(100.0)
+    assert [seen for _, seen in bench.told()] == ["starting", "starting"]
+    bench.now_s = 100.0
+    bench.pod("p1", waits=IMAGE, patience_s=60.0)
+    bench.core.look(160.0)
+    assert bench.told()[-1][1] == "exited"
+    bench.core.refused("no", 160.0)
+    bench.pod("p1", started_unix_s=200.0, waits="", patience_s=None, ip="10.0.0.1")
+    assert not bench.core._pods["uid-p1"].ended
+
+
 def test_pods_that_are_there_are_replicas_of_their_own_names_or_of_their_marks() -> None:
     bench = Bench(replicas=2)
     bench.pod("p1")

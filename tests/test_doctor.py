@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes.api import Api, ApiError
+from autoscaler.drivers.kubernetes.decoding import Page
 from autoscaler.drivers.kubernetes.rights import rights
 from autoscaler.drivers.nvml import Gpu, NvmlError
 from autoscaler.drivers.records import StateDirectory
@@ -206,6 +207,37 @@ async def test_the_policy_is_looked_at_only_where_nodes_are_cut() -> None:
     found = await checks_cluster.cutting(Paper(), replace(scene, cutting=("gpu-operator", "ours")))
     assert found == [checks_operator.NO_OPERATOR]
     assert checks_cluster.cutting in checks_cluster.CHECKS
+
+
+class Leases(Api):
+    """Of the Models of two namespaces."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def pages(self, path: str, query: Any = None) -> Any:
+        self.asked.append(f"{path}?{query['fieldSelector']}")
+        holders = {"a": "h/pilotlight", "b": "other/x"}
+        items = [{"metadata": {"namespace": of}, "spec": {"holderIdentity": by}} for of, by in holders.items()]
+        yield Page("1", "", items, [])
+
+
+async def test_namespaces_whose_models_another_installation_serves_are_named() -> None:
+    api, scene = Leases(), checks_cluster.Scene(engines="e", home="h", scope="cluster")
+    found = await checks_cluster.installations(api, scene)
+    assert found == [
+        Finding("installation", "ok", "h/pilotlight"),
+        Finding(
+            "installation", "info", "installation other/x serves the Models of namespace b",
+            "to serve a Model of it here, set its spec.installation to h/pilotlight",
+        ),
+    ]  # fmt: skip
+    await checks_cluster.installations(api, replace(scene, scope="namespace"))
+    leases = "leases?metadata.name=models.pilotlight.dev"
+    assert api.asked == [
+        f"/apis/coordination.k8s.io/v1/{leases}",
+        f"/apis/coordination.k8s.io/v1/namespaces/e/{leases}",
+    ]
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

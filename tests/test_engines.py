@@ -141,7 +141,12 @@ def test_sglang_is_started_as_a_module() -> None:
 def test_ollama_is_told_by_its_environment() -> None:
     got = start(model("ollama", artifact=None, env={"OLLAMA_KEEP_ALIVE": "5m", "A": "b"}), "ollama")
     assert (got.argv, got.readiness_path) == (("/bin/ollama", "serve"), "/")
-    assert got.env == {"OLLAMA_HOST": "[127.0.0.1]:9000", "OLLAMA_NUM_PARALLEL": "8", "OLLAMA_KEEP_ALIVE": "5m", "A": "b"}
+    assert got.env == {
+        "OLLAMA_HOST": "[127.0.0.1]:9000",
+        "OLLAMA_NUM_PARALLEL": "8",
+        "OLLAMA_KEEP_ALIVE": "5m",
+        "A": "b",
+    }
     assert start(model("ollama", artifact="file:///store"), "ollama").env["OLLAMA_MODELS"] == "/store"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, cast
 
 import pytest
@@ -13,12 +14,19 @@ from autoscaler.drivers.kubernetes.watching import Key, Watched
 from tests.test_clearing import RUNS
 
 SECRET = 'MountVolume.SetUp failed for volume "a" : secret "weights-login" not found'
-WAITS = RUNS._replace(started_unix_s=None, waits="node n1 gets its image and volumes ready", prepared=False, ip="", leaving=False)
+WAITS = RUNS._replace(
+    started_unix_s=None, waits="node n1 gets its image and volumes ready", prepared=False, ip="", leaving=False
+)
 
 
 def event(reason: str, second: int, message: str = SECRET, version: int = 1, **more: Any) -> Object:
     at = f"2026-01-01T00:00:{second:02}Z"
-    return {"reason": reason, "message": message, "lastTimestamp": at, "metadata": {"resourceVersion": str(version)}} | more
+    return {
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": at,
+        "metadata": {"resourceVersion": str(version)},
+    } | more
 
 
 @pytest.mark.parametrize(
@@ -38,6 +46,7 @@ def event(reason: str, second: int, message: str = SECRET, version: int = 1, **m
             f"FailedMount: {SECRET}",
         ),
         (({"reason": "FailedMount"},), "FailedMount: "),
+        ((event("FailedMount", 3), event("SuccessfulAttachVolume", 9, "of another volume")), f"FailedMount: {SECRET}"),
     ],
 )
 def test_the_newest_event_counts(events: tuple[Object, ...], said: str) -> None:
@@ -87,7 +96,7 @@ async def test_a_pod_whose_volume_is_not_mounted_says_why_and_is_given_a_minute(
 async def test_a_pod_is_asked_for_less_and_less_often() -> None:
     rig = Rig(WAITS)
     asked_s = [second for second in range(200) if await rig.look(1.0 if second else 0.0)]
-    pauses = [later - earlier for earlier, later in zip(asked_s, asked_s[1:], strict=False)]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(asked_s)]
     assert pauses == [5, 10, 20, 40, 40, 40, 40]
 
 

@@ -260,11 +260,11 @@ def status(state: dict[str, Any], name: str = "engine") -> list[dict[str, Any]]:
     return [{"name": "sidecar", "state": {"running": {}}}, {"name": name, "state": state}]
 
 
-def first(state: dict[str, Any]) -> dict[str, Any]:
+def first(state: dict[str, Any], **more: Any) -> dict[str, Any]:
     """Of a pod whose engine waits for an injected init container."""
     waits = {"waiting": {"reason": "PodInitializing"}}
     return {
-        "initContainerStatuses": [{"name": "istio-proxy", "state": state}],
+        "initContainerStatuses": [{"name": "istio-proxy", "state": state, **more}],
         "containerStatuses": [{"name": "engine", "state": waits}],
     }
 
@@ -303,6 +303,9 @@ def first(state: dict[str, Any]) -> dict[str, Any]:
          "", "ImagePullBackOff: init container istio-proxy: not found", 60.0),
         (first({"waiting": {"reason": "CrashLoopBackOff"}}), "", "CrashLoopBackOff: init container istio-proxy", 60.0),
         (first({"waiting": {"reason": "PodInitializing"}}), "", "it is not scheduled yet", None),
+        (first({"running": {}}, restartCount=2), "", "CrashLoopBackOff: init container istio-proxy", 60.0),
+        (first({"running": {}}, restartCount=2, ready=True), "", "it is not scheduled yet", None),
+        (first({"running": {}}, restartCount=1), "", "it is not scheduled yet", None),
         ({"phase": "Failed", **first({"terminated": {"exitCode": 1, "reason": "Error", "message": "no iptables"}})},
          "init container istio-proxy ended with status 1: no iptables", "", None),
         ({"phase": "Failed", **first({"terminated": {"exitCode": 137, "reason": "OOMKilled"}})},

@@ -218,12 +218,36 @@ def test_objects_that_are_not_in_force_say_why_and_show_nobody_elses_replicas() 
     at = world([ADA, model("team-a/ada")], replicas=[replica(ADA, "r")])
     told = [
         statuses.render(statuses.case_of(at, {}, one), NO_STATUS, NOW)
-        for one in subjects(objects, Settled((), names, taken))
+        for one in subjects(objects, Settled((), names, taken), lambda *_: "")
     ]
     assert [(one.observed_generation, one.conditions[0].reason, one.replicas.ready) for one in told] == [
         (1, "Serving", 1), (2, "NameTaken", 0), (3, "Invalid", 0),
     ]  # fmt: skip
     assert told[1].conditions[0].message == "`ada` belongs to Model default/ada"
+
+
+def test_models_of_other_installations_are_subjects_once_it_is_known_whose_they_are() -> None:
+    objects = {
+        Key(name, "ada"): ModelObject(name, 1, None if name == "wrong" else ADA, "no" if name == "wrong" else "")
+        for name in ("ours", "wrong", "theirs", "unknown")
+    }
+    whose = {"ours": "", "wrong": "", "theirs": "b/x serves it", "unknown": None}
+    names = {Origin(CUSTOMS, key.namespace, key.name): ModelName("ada") for key in objects}
+    found = list(subjects(objects, Settled((), names, {}), lambda namespace, _: whose[namespace]))
+    assert [(one.namespace, one.model, one.elsewhere) for one in found] == [
+        ("ours", "ada", ""), ("wrong", "ada", ""), ("theirs", None, "b/x serves it")
+    ]  # fmt: skip
+
+
+def test_the_condition_of_another_installation_is_no_part_of_a_status() -> None:
+    said = {
+        "type": "ServedElsewhere",
+        "status": "True",
+        "reason": "r",
+        "message": "m",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    assert statuses.read({"conditions": [said]}) == NO_STATUS
 
 
 @pytest.mark.parametrize("reason", SITUATIONS)

@@ -39,6 +39,8 @@ class Paper(Api):
 
     def __init__(self) -> None:
         self.wrote: list[Object] = []
+        self.owners: list[tuple[str, str]] = []
+        """Of each write: the field manager, and whether it takes fields of others."""
         self.refusals: list[Exception] = []
         self.version = 100
         """Of what was written last."""
@@ -63,6 +65,7 @@ class Paper(Api):
             raise self.refusals.pop(0)
         assert isinstance(body, dict)
         self.wrote.append(body)
+        self.owners.append(((query or {}).get("fieldManager", ""), (query or {}).get("force", "")))
         self.version += 1
         answer = {"metadata": {"resourceVersion": str(self.version)}}
         self.meanwhile()
@@ -76,7 +79,9 @@ class House:
         self.now_s = T0
         self.paper = Paper()
         self.at = world(MODELS)
-        self.statuses = Statuses(self.paper, clock=lambda: self.now_s, wall=lambda: self.now_s, fault=fault)
+        self.statuses = Statuses(
+            self.paper, clock=lambda: self.now_s, wall=lambda: self.now_s, fault=fault, installation="me"
+        )
         self.statuses.put(SUBJECTS)
         self.show(self.at)
 
@@ -129,6 +134,66 @@ async def test_a_second_of_writes_is_the_budget_and_who_waits_longest_is_first()
     assert sorted(first) == sorted(one.name for one in MODELS[40:])
     assert first != second
     assert not set(first) & set(second)
+
+
+async def test_a_model_that_another_installation_serves_gets_one_condition_and_no_status() -> None:
+    house = House()
+    await house.settle()
+    house.paper.wrote.clear()
+    there = SUBJECTS[0]._replace(model=None, elsewhere="installation a/b serves it")
+    for shown in ("", "installation a/b serves it"):
+        house.statuses.put([there._replace(shown=shown), *SUBJECTS[1:]])
+        house.show(house.at)
+        await house.settle()
+        for one in house.statuses._elsewhere:
+            await house.statuses._write_elsewhere(one)
+    (written,) = house.paper.wrote
+    (condition,) = written["status"]["conditions"]
+    assert (condition["type"], condition["message"]) == ("ServedElsewhere", "installation a/b serves it")
+    assert house.paper.owners[-1] == ("pilotlight-me", "false"), "of its own, and it takes nothing of the other's"
+
+
+async def test_the_condition_is_taken_away_once_when_this_installation_serves_the_model() -> None:
+    house = House()
+    await house.settle()
+    house.paper.wrote.clear()
+    house.paper.refusals = [ApiError(409, "Conflict", "another says so")]
+    for _ in range(3):
+        house.statuses.put([SUBJECTS[0]._replace(shown="installation a/b serves it"), *SUBJECTS[1:]])
+        house.show(house.at)
+        for one in house.statuses._elsewhere:
+            await house.statuses._write_elsewhere(one)
+    assert (house.paper.wrote, house.paper.refusals, house.statuses.trouble) == ([], [], "")
+
+
+async def test_a_condition_that_was_refused_is_written_later() -> None:
+    house = House()
+    await house.settle()
+    house.paper.wrote.clear()
+    house.paper.refusals = [ApiError(429, "TooManyRequests", "later")]
+    house.statuses.put([SUBJECTS[0]._replace(model=None, elsewhere="b/x serves it"), *SUBJECTS[1:]])
+    for pause_s, wanted in ((0.0, 1), (RETRY_S / 2, 0), (RETRY_S, 1)):
+        house.now_s += pause_s
+        house.show(house.at)
+        assert len(house.statuses._elsewhere) == wanted
+        for one in house.statuses._elsewhere:
+            await house.statuses._write_elsewhere(one)
+    assert len(house.paper.wrote) == 1
+
+
+async def test_what_another_installation_wrote_last_counts_when_this_one_takes_the_model() -> None:
+    house = House()
+    await house.settle()
+    theirs = SUBJECTS[0]._replace(model=None, elsewhere="b/x serves it", shown="b/x serves it")
+    found: dict[str, tuple[status.Status, int]] = {}
+    house.statuses.put([theirs, *SUBJECTS[1:]])
+    house.statuses.on_step(step(house.at))
+    house.statuses.hear(StatusSeen(theirs.uid, 200, {"observedGeneration": 7}))
+    house.statuses._look(found)
+    house.statuses.put(SUBJECTS)
+    house.statuses.on_step(step(house.at))
+    house.statuses._look(found)
+    assert house.statuses._kept[theirs.uid].status.observed_generation == 7
 
 
 async def test_a_model_whose_fit_raises_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from autoscaler.artifact import STORED
 from autoscaler.crds.pod_types import TYPES
 from autoscaler.engines.table import ENGINES
 from autoscaler.not_yet import MESSAGE, SCHEMES
+from autoscaler.ownership import TITLE, TITLE_WANTED
 from autoscaler.podspec import (
     GPU,
     MANAGED_BY,
@@ -226,6 +227,7 @@ RULES: Mapping[tuple[str, str], tuple[Rule, ...]] = {
     ("Gpu", "models"): (Rule(r"self.all(one, one.matches(r'\S'))", PRODUCT_WANTED),),
     ("ModelSpec", "aliases[]"): (Rule(f"self.matches({_whole(NAME)})", _NAME_WANTED),),
     ("ModelSpec", "readinessPath"): (Rule("self.matches(r'^/[!-~]*$')", "expected a path such as /health"),),
+    ("ModelSpec", "installation"): (Rule(f"self.matches({_whole(TITLE)})", TITLE_WANTED),),
     ("EngineTls", "serverName"): (
         Rule(
             f"self.size() <= {NAME_CHARS_MAX} && self.matches({_whole(HOST)})",

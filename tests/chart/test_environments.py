@@ -1,4 +1,4 @@
-"""What clusters demand of pods: OpenShift, dual stack, workload identity, quotas that demand limits, umbrella charts."""
+"""What clusters demand of pods: OpenShift, dual stack, workload identity, quotas of limits, umbrella charts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import helm_python
 import pytest
 
-from tests.kit.chart import SETS, named, of_kind, pod_specs, texts
+from tests.kit.chart import SETS, named, objects, of_kind, pod_specs, texts
 
 OPENSHIFT, LABELLED = SETS["openshift"], SETS["labelled"]
 USERS = {"runAsUser", "runAsGroup", "fsGroup"}
@@ -17,14 +17,15 @@ def test_on_openshift_pods_set_no_user_but_the_agents_that_need_root() -> None:
     users = {part: USERS & spec["securityContext"].keys() for part, spec in pod_specs(OPENSHIFT)}
     assert {part for part, found in users.items() if found} == {"agent"}
     assert all(spec["securityContext"]["runAsNonRoot"] for part, spec in pod_specs(OPENSHIFT) if part != "agent")
-    assert all(USERS <= spec["securityContext"].keys() for part, spec in pod_specs({}) if part != "agent")
+    assert all(spec["securityContext"].keys() >= USERS for part, spec in pod_specs({}) if part != "agent")
 
 
 def dns_ports(values: dict[str, Any]) -> set[int]:
-    """Of the first rule of each policy, which is DNS."""
-    policies = [one for one in of_kind(values, "NetworkPolicy") if "Egress" in one["spec"]["policyTypes"]]
-    found = [{port["port"] for port in one["spec"]["egress"][0]["ports"]} for one in policies]
-    assert len(found) >= 3
+    """Of the rule of each policy that allows DNS."""
+    policies = [one for one in of_kind(values, "NetworkPolicy") if one["spec"].get("egress")]
+    rules = [rule["ports"] for one in policies for rule in one["spec"]["egress"] if rule.keys() == {"ports"}]
+    found = [ports for rule in rules if 53 in (ports := {port["port"] for port in rule})]
+    assert len(found) == len(policies) >= 3
     assert all(ports == found[0] for ports in found)
     return found[0]
 
@@ -81,3 +82,84 @@ def test_values_of_an_umbrella_chart_are_accepted(values: dict[str, Any]) -> Non
 def test_other_values_are_refused() -> None:
     with pytest.raises(helm_python.HelmError, match="enable"):
         texts({"enable": True})
+
+
+@pytest.mark.parametrize("values", SETS.values(), ids=SETS)
+def test_no_object_is_rendered_twice(values: dict[str, Any]) -> None:
+    keys = [(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in objects(values)]
+    assert sorted(map(str, keys)) == sorted(map(str, set(keys)))
+
+
+def test_agents_may_be_in_the_releases_namespace_which_the_chart_does_not_make() -> None:
+    at_home = SETS["agents in the release's namespace"]
+    assert [one["metadata"]["name"] for one in of_kind(at_home, "Namespace")] == ["pilotlight-engines"]
+    assert named(at_home, "DaemonSet", "pl-pilotlight-agent")["metadata"]["namespace"] == "home"
+    assert {one["spec"]["issuerRef"]["kind"] for one in of_kind(at_home, "Certificate")} == {"Issuer"}
+
+
+def test_agents_are_refused_in_the_namespace_of_engines() -> None:
+    with pytest.raises(helm_python.HelmError, match=r"agent\.namespace: agents use host paths"):
+        texts({"agent": {"enabled": True, "namespace": "pilotlight-engines"}})
+    own = {"agent": {"enabled": True, "namespace": "e", "createNamespace": False}}
+    values = {**own, "engines": {"namespace": "e", "createNamespace": False}}
+    assert not of_kind(values, "Namespace")
+    assert named(values, "DaemonSet", "pl-pilotlight-agent")["metadata"]["namespace"] == "e"
+
+
+def test_with_cert_manager_or_secrets_two_renderings_are_equal() -> None:
+    """As Argo CD and Flux need it, which have no `lookup`."""
+    secrets = {"certificates": "secret", "secret": {"server": "a", "client": "b", "agent": "c"}}
+    agents: dict[str, Any] = {"enabled": True}
+    for contract, agent in (
+        ({"certificates": "certManager", "issuer": {"name": "i", "kind": "ClusterIssuer"}}, agents),
+        (secrets, agents | {"peers": {"secret": "d"}}),
+    ):
+        one, other = (texts({"contract": contract, "agent": agent}) for _ in range(2))
+        assert one == other
+    generated = [texts({"agent": agents}) for _ in range(2)]
+    assert generated[0] != generated[1], "the test would see it"
+
+
+def test_cert_manager_makes_an_authority_for_agents_alone() -> None:
+    values = SETS["agents in the release's namespace"]
+    issuers = {one["metadata"]["name"]: one["spec"] for one in of_kind(values, "Issuer")}
+    signed = {
+        one["metadata"]["name"]: one["spec"]
+        for one in of_kind(values, "Certificate")
+        if "peers" in one["metadata"]["name"]
+    }
+    name = "pl-pilotlight-agent-peers"
+    assert issuers == {
+        f"{name}-self-signed": {"selfSigned": {}},
+        f"{name}-authority": {"ca": {"secretName": f"{name}-authority"}},
+    }
+    assert (signed[f"{name}-authority"]["isCA"], signed[f"{name}-authority"]["issuerRef"]["name"]) == (
+        True,
+        f"{name}-self-signed",
+    )
+    assert (signed[name]["dnsNames"], signed[name]["issuerRef"]["name"]) == (["pilotlight-agent"], f"{name}-authority")
+    mounted = [
+        one["secret"]["secretName"]
+        for one in named(values, "DaemonSet", "pl-pilotlight-agent")["spec"]["template"]["spec"]["volumes"]
+        if one["name"] == "peers"
+    ]
+    assert mounted == [name]
+
+
+def test_the_pod_of_helm_test_has_labels_and_annotations_of_its_own() -> None:
+    (doctor,) = [one for one in of_kind(LABELLED, "Pod") if one["metadata"]["name"].endswith("-doctor")]
+    assert doctor["metadata"]["labels"]["team"] == "ml"
+    assert doctor["metadata"]["annotations"]["a"] == "b"
+    assert doctor["metadata"]["annotations"]["helm.sh/hook"] == "test"
+
+
+@pytest.mark.parametrize(
+    ("values", "wrong"),
+    [
+        ({"gateway": {"service": {"loadBalancerClass": "x"}}}, "loadBalancerClass: set gateway.service.type"),
+        ({"listenHost": "::"}, "listenHost"),
+    ],
+)
+def test_values_that_the_api_server_or_a_socket_would_refuse_are_refused(values: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=wrong):
+        texts(values)

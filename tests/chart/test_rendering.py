@@ -88,11 +88,15 @@ SCHEMAS: dict[str, Object] = {
         },
     },
     "cert-manager.io/v1 Certificate": {
-        "required": ["secretName", "issuerRef", "dnsNames"],
+        "required": ["secretName", "issuerRef", "commonName"],
+        "anyOf": [{"required": ["dnsNames"]}, {"required": ["isCA"]}],
         "properties": {
             "dnsNames": {"minItems": 1},
             "issuerRef": {"required": ["name", "kind"], "properties": {"kind": {"enum": ["Issuer", "ClusterIssuer"]}}},
         },
+    },
+    "cert-manager.io/v1 Issuer": {
+        "minProperties": 1, "maxProperties": 1, "propertyNames": {"enum": ["selfSigned", "ca"]},
     },
 }  # fmt: skip
 """What is needed of the kinds of others, by the pages of their projects."""
@@ -135,7 +139,8 @@ def test_every_container_is_restricted(values: Values) -> None:
         agent = component == "agent"
         pod = spec["securityContext"]
         assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert (pod["runAsUser"] == 0) is agent
+        assert agent == (pod.get("runAsUser") == 0)
+        assert values.get("openshift") or "runAsUser" in pod
         assert agent or pod["runAsNonRoot"] is True
         assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & spec.keys()
         assert agent or not any("hostPath" in volume for volume in spec.get("volumes", ()))
@@ -144,7 +149,8 @@ def test_every_container_is_restricted(values: Values) -> None:
                 "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
             }, component  # fmt: skip
             assert container["resources"]["requests"].keys() == {"cpu", "memory"}
-            assert "cpu" not in container["resources"].get("limits", {}), "a limit of CPU stalls streams"
+            limited = "cpu" in container["resources"].get("limits", {})
+            assert not limited or component == "doctor", "a limit of CPU stalls streams"
 
 
 @each_set
@@ -216,7 +222,9 @@ def test_selectors_find_the_pods_and_nobody_else(values: Values) -> None:
         selector = one["spec"]["selector"].get("matchLabels", one["spec"]["selector"])
         found = [labels for namespace, labels in pods
                  if namespace == one["metadata"]["namespace"] and selector.items() <= labels.items()]  # fmt: skip
-        assert len(found) == (2 if one["metadata"]["name"].endswith("-metrics") else 1), one["metadata"]["name"]
+        beside = values.get("agent", {}).get("namespace") == "home"
+        metrics = 3 if beside else 2
+        assert len(found) == (metrics if one["metadata"]["name"].endswith("-metrics") else 1), one["metadata"]["name"]
 
 
 def test_a_gateway_has_time_to_finish_its_calls() -> None:

@@ -41,6 +41,8 @@ def documents(where: str) -> set[Grant]:
         *grants(where, "pilotlight.dev", "models", READ),
         *grants(where, "pilotlight.dev", "models/status", ("get", "patch")),
         *grants(where, "", "events", ("create", "patch")),
+        *grants(where, "coordination.k8s.io", "leases", ("create",)),
+        *grants(where, "coordination.k8s.io", "leases", ("get", "list", "update"), "models.pilotlight.dev"),
     }
 
 
@@ -65,6 +67,9 @@ def home(engines: str) -> set[Grant]:
     return {
         *grants(engines, "", "pods", (*READ, "create", "patch", "delete")),
         *grants(engines, "policy", "poddisruptionbudgets", READ),
+        *grants(engines, "", "events", ("list",)),
+        *grants(engines, "", "resourcequotas", READ),
+        *grants(engines, "", "limitranges", ("list", "watch")),
         *grants("home", "coordination.k8s.io", "leases", ("create",)),
         *grants("home", "coordination.k8s.io", "leases", (*READ, "update"), LEASE),
         *grants("home", "", "pods", READ),
@@ -97,7 +102,6 @@ QUEUED = {
         ("get", "list", "create", "patch", "delete"),
     ),
     *grants("pilotlight-engines", "", "podtemplates", ("get", "list", "create", "delete")),
-    *grants("pilotlight-engines", "", "resourcequotas", ("list",)),
 }  # fmt: skip
 FABRIC = grants(
     "*", "cro.hpsys.ibm.ie.com", "composabilityrequests", ("list", "watch", "create", "patch", "delete")
@@ -106,7 +110,6 @@ ADDED = (
     grants("*", "karpenter.sh", "nodepools", ("get",))
     | grants("*", "karpenter.sh", "nodeclaims", ("get", "list", "create", "patch", "delete"))
     | grants("*", "", "nodes", ("patch",))
-    | grants("pilotlight-engines", "", "events", ("list",))
 )
 GROUPS = grants("*", "cluster.x-k8s.io", "machinedeployments", ("list",)) | {
     Grant("*", group, "machinesets", "list") for group in ("cluster.x-k8s.io", "machine.openshift.io")
@@ -126,7 +129,6 @@ PUBLISHED = (
     | grants("*", "resource.k8s.io", "resourceclaims/status", ("patch",))
     | grants("*", "resource.k8s.io", "resourceclaims/driver", ("arbitrary-node:patch",), "fabric.pilotlight.dev")
 )
-QUOTAS = grants("home", "", "resourcequotas", READ)
 WANTED: dict[str, set[Grant]] = {
     "defaults": CLUSTER,
     "minimal": CLUSTER,
@@ -140,8 +142,8 @@ WANTED: dict[str, set[Grant]] = {
     "kueue": CLUSTER | KUEUE | GROUPS | LEARNT,
     "kubeai": CLUSTER | grants("*", "kubeai.org", "models", READ),
     "adopting": CLUSTER | adopted("team-a") | adopted("team-b"),
-    "namespaced": documents("home") | adoption("home") | home("home") | QUOTAS,
-    "namespaced and minimal": documents("home") | home("home") | QUOTAS,
+    "namespaced": documents("home") | adoption("home") | home("home"),
+    "namespaced and minimal": documents("home") | home("home"),
 }
 
 

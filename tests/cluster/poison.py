@@ -101,6 +101,10 @@ ALL: Final = (
     Listed("v1", "Pod", "pods", body={"spec": {"containers": [_container()], "schedulingGates": [{"name": "a.b/c"}]}}),
     Listed("v1", "ConfigMap", "configmaps", body={"data": {"a": "x" * 700_000, "config.yaml": "[" * 50_000}}),
     Listed("v1", "ResourceQuota", "resourcequotas", body={"spec": {"hard": {"requests.nvidia.com/gpu": "8E"}}}),
+    Listed(
+        "v1", "LimitRange", "limitranges",
+        body={"spec": {"limits": [{"type": "PersistentVolumeClaim", "max": {"storage": "8E"}}]}},
+    ),
     Listed("v1", "PodTemplate", "podtemplates", body={"template": _template()}),
     Listed("v1", "Event", "events", body={"involvedObject": {"kind": "Pod", "name": "x"}, "message": "\u202e" * 300}),
     Listed("coordination.k8s.io/v1", "Lease", "leases", body={"spec": {"leaseTransitions": 2147483647}}),

@@ -60,7 +60,9 @@ class House:
     def _tell(self, documents: DocumentsSeen, known: Mapping[ModelName, Mapping[str, object]]) -> None:
         seen, wrong = status.remembered(known, self._now_s(), self._unix_s())
         assert not wrong
-        self.statuses.put(subjects(self.customs.models, self.installation.settled))
+        self.statuses.put(
+            subjects(self.customs.models, self.installation.settled, self.installation.whose)
+        )  # fmt: skip
         self.stepped.step(*seen, documents)
         self.told.set()
 

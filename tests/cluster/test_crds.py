@@ -49,6 +49,7 @@ WRONG: list[tuple[str, Object]] = [
     ("registry of another", model("a", engine="ollama", command=[], artifact="oci://r.io/a:1")),
     ("claim", model("a", engine="vllm", command=[], artifact="pvc://claim/../a")),
     ("scheme of another", model("a", engine="ollama", command=[], artifact="hf://a/b")),
+    ("installation", model("a", installation="pilotlight")),
     ("path", model("a", artifact="models/a.gguf")),
     ("no path", model("a", artifact="file:///")),
     ("command", model("a", engine="ollama")),

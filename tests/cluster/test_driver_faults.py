@@ -51,6 +51,16 @@ async def test_pods_pass_the_strictest_pod_security(scene: Scene) -> None:
         assert 'violates PodSecurity "restricted' in refused.reason
 
 
+async def is_there(scene: Scene, path: str) -> bool:
+    try:
+        await scene.api.get(path)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
+
+
 @pytest.mark.standard
 async def test_a_finalizer_of_others_keeps_no_device(scene: Scene) -> None:
     """Its containers have ended, and the pod's object stays. The scheduler counts its GPU as free, too."""
@@ -70,9 +80,8 @@ async def test_a_finalizer_of_others_keeps_no_device(scene: Scene) -> None:
         await observed.until(one.id, Seen.CLEAN)
         await observed.until(other.id, Seen.READY)
         await scene.api.patch(path, {"metadata": {"finalizers": None}})
-        with pytest.raises(ApiError):
-            while await scene.api.get(path):
-                await asyncio.sleep(0.05)
+        while await is_there(scene, path):
+            await asyncio.sleep(0.05)
         assert observed.words(one.id)[-1] == "clean"
 
 
@@ -163,6 +172,37 @@ async def test_a_start_that_waits_can_be_stopped(scene: Scene) -> None:
 # --- refused, and why -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.standard
+async def test_a_refused_start_is_allowed_when_a_limit_range_sets_what_the_quota_demands(scene: Scene) -> None:
+    """Neither the Model nor its pods change."""
+    core = f"/api/v1/namespaces/{scene.namespace}"
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "q"},
+        "spec": {"hard": {"limits.memory": "8Gi"}},
+    }
+    await scene.api.create(f"{core}/resourcequotas", quota)
+    one, model = scene.engine("r1", gpu=0)
+    other, _ = scene.engine("r2", gpu=0)
+    driver = scene.driver()
+    async with running(driver) as observed:
+        while "hard" not in (await scene.api.get(f"{core}/resourcequotas/q")).get("status", {}):
+            await asyncio.sleep(0.05)
+        driver.start(one, model)
+        await observed.until(one.id, Seen.EXITED)
+        assert "must specify limits.memory" in driver.obstacle(model)
+        limits = [{"type": "Container", "default": {"memory": "1Gi"}}]
+        body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "l"}, "spec": {"limits": limits}}
+        await scene.api.create(f"{core}/limitranges", body)
+        while driver.obstacle(model):
+            await asyncio.sleep(0.05)
+        while not await is_admitted(scene):
+            await asyncio.sleep(0.05)
+        driver.start(other, model)
+        await observed.until(other.id, Seen.READY)
+
+
 async def test_an_image_that_cannot_be_pulled_fails_the_start_after_a_while(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,18 +285,20 @@ async def test_a_policy_that_refuses_is_told_in_its_own_words_and_not_asked_agai
         await scene.api.delete(f"{POLICY}ies/{name}")
 
 
+async def is_admitted(scene: Scene) -> bool:
+    """A pod; what admits it comes into force a little after it was made."""
+    spec = {"containers": [{"name": "a", "image": "a"}]}
+    probe = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec}
+    try:
+        await scene.api.create(f"{scene.pods}?dryRun=All", probe)
+    except ApiError:
+        return False
+    return True
+
+
 async def refuses_pods(scene: Scene) -> None:
-    """A policy comes into force a little after it was made."""
-    probe = {
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"},
-        "spec": {"containers": [{"name": "a", "image": "a"}]},
-    }  # fmt: skip
     async with asyncio.timeout(WAIT_S_MAX):
-        while True:
-            try:
-                await scene.api.create(f"{scene.pods}?dryRun=All", probe)
-            except ApiError:
-                return
+        while await is_admitted(scene):
             await asyncio.sleep(0.05)
 
 

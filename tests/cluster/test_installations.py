@@ -1,4 +1,4 @@
-"""Two installations in one cluster, which share the namespace of their engines."""
+"""Two installations in one cluster, which share the namespace of their engines, and read the same Models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from autoscaler.drivers.kubernetes.api import Api, Object
 from autoscaler.ownership import INSTALLATION, identity
+from tests.cluster import definitions
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 
@@ -62,3 +63,49 @@ async def test_pods_without_the_label_are_taken_over_and_serve_on(
         assert after["metadata"]["uid"] == pod["metadata"]["uid"]
         assert [*await pods_of(api, namespace)] == ["ada"]
         assert after["spec"]["nodeName"] == node.name
+
+
+async def conditions(api: Api, namespace: str, name: str) -> dict[str, str]:
+    """Of a Model: the message of each by its type."""
+    found = await api.get(f"{definitions.models(namespace)}/{name}")
+    return {one["type"]: one["message"] for one in found.get("status", {}).get("conditions", ())}
+
+
+async def until_answers(house: House, name: str, status: int) -> None:
+    """The gateway knows by now whether its installation serves it."""
+    while (await house.call(name))[0] != status:
+        await asyncio.sleep(0.05)
+
+
+async def test_of_two_installations_that_read_a_model_one_serves_it(
+    tmp_path: Path, kubeconfig: Path, namespace: str, api: Api, node: Node
+) -> None:
+    """A cluster-wide one, and one of the Model's namespace that came later. Then the Model names the latter."""
+    await definitions.install(api)
+    await api.create(definitions.models(namespace), model("ada", gpu={"count": 0}, idleSeconds=600))
+    wide = house_of(tmp_path / "wide", kubeconfig, namespace)
+    narrow = house_of(tmp_path / "narrow", kubeconfig, namespace, "--lease", "other", "--scope", "namespace")
+    for house in (wide, narrow):
+        house.write()
+    async with asyncio.timeout(180), wide.running() as one:
+        await until_answers(one, "ada", 200)
+        async with narrow.running() as two:
+            assert (await two.call("ada"))[0] == 404
+            while "ServedElsewhere" not in (said := await conditions(api, namespace, "ada")):
+                await asyncio.sleep(0.05)
+            assert said["ServedElsewhere"].startswith(f"installation {namespace}/pilotlight serves the Models of")
+            while (await conditions(api, namespace, "ada"))["Ready"] != "1 Replica takes Calls":  # the other writes it
+                await asyncio.sleep(0.05)
+            (pod,) = (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]
+            assert pod["metadata"]["labels"][INSTALLATION] == identity(namespace, "pilotlight")
+            named = {"spec": {"installation": f"{namespace}/other"}}
+            await api.patch(f"{definitions.models(namespace)}/ada", named)
+            await until_answers(two, "ada", 200)
+            await until_answers(one, "ada", 404)
+            why = f"spec.installation is {namespace}/other"
+            while why not in (await conditions(api, namespace, "ada")).get("ServedElsewhere", ""):
+                await asyncio.sleep(0.05)
+            while len(pods := (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]) > 1:
+                await asyncio.sleep(0.05)
+            assert pods[0]["metadata"]["labels"][INSTALLATION] == identity(namespace, "other")
+            assert pods[0]["spec"]["nodeName"] == node.name

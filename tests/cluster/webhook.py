@@ -1,4 +1,4 @@
-"""An admission webhook on 127.0.0.1 for the pods of a namespace: it rejects them, is slow, or is away."""
+"""An admission webhook on 127.0.0.1 for the pods of a namespace: it rejects or changes them, is slow, or is away."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from aiohttp import web
 from autoscaler.drivers.kubernetes.api import Api, Object
 from tests.cluster.plane import HOST, free_ports
 
-CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+GROUP = "/apis/admissionregistration.k8s.io/v1"
 
 
 async def _certificate(folder: Path) -> tuple[Path, Path]:
@@ -32,11 +32,12 @@ async def _certificate(folder: Path) -> tuple[Path, Path]:
 
 @asynccontextmanager
 async def webhook(
-    api: Api, namespace: str, folder: Path, *, rejects: str = "", delay_s: float = 0.0, timeout_s: int = 30,
-    listens: bool = True,
+    api: Api, namespace: str, folder: Path, *, rejects: str = "", patch: Sequence[Object] = (), delay_s: float = 0.0,
+    timeout_s: int = 30, listens: bool = True,
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:  # fmt: skip
-    """While it is in force. It admits each pod after `delay_s`, or rejects it with the sentence `rejects`. If it needs
-    more than `timeout_s` it is ignored. Without `listens` its connections are refused until what is yielded is called.
+    """While it is in force. It admits each pod after `delay_s`, or rejects it with the sentence `rejects`; `patch`
+    (JSON Patch) is laid over each. If it needs more than `timeout_s` it is ignored. Without `listens` its connections
+    are refused until what is yielded is called.
     """
     key, certificate = await _certificate(folder)
     (port,) = free_ports(1)
@@ -44,7 +45,11 @@ async def webhook(
     async def review(request: web.Request) -> web.Response:
         asked = (await request.json())["request"]
         await asyncio.sleep(delay_s)
-        verdict = {"allowed": False, "status": {"code": 403, "message": rejects}} if rejects else {"allowed": True}
+        verdict: Object = {"allowed": True}
+        if rejects:
+            verdict = {"allowed": False, "status": {"code": 403, "message": rejects}}
+        if patch:
+            verdict |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(list(patch)).encode()).decode()}
         answer = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
                   "response": {"uid": asked["uid"], **verdict}}  # fmt: skip
         return web.Response(text=json.dumps(answer), content_type="application/json")
@@ -71,12 +76,14 @@ async def webhook(
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
     }  # fmt: skip
-    await api.create(CONFIGURATIONS, {
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+    kind = "MutatingWebhookConfiguration" if patch else "ValidatingWebhookConfiguration"
+    configurations = f"{GROUP}/{kind.lower()}s"
+    await api.create(configurations, {
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": kind,
         "metadata": {"name": name}, "webhooks": [hook],
     })  # fmt: skip
     try:
         yield listen
     finally:
-        await api.delete(f"{CONFIGURATIONS}/{name}")
+        await api.delete(f"{configurations}/{name}")
         await runner.cleanup()

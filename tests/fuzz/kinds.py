@@ -211,6 +211,10 @@ SEEDS: Final[dict[str, tuple[Object, ...]]] = {
         {"kind": "ResourceQuota", "metadata": _metadata("q"), "spec": {"hard": {"requests.nvidia.com/gpu": "2"}},
          "status": {"used": {"requests.nvidia.com/gpu": "1"}}},
     ),
+    "limitranges": (
+        {"kind": "LimitRange", "metadata": _metadata("l"),
+         "spec": {"limits": [{"type": "Container", "default": {"memory": "1Gi"}}]}},
+    ),
     "poddisruptionbudgets": (
         {"kind": "PodDisruptionBudget", "metadata": _metadata("b"),
          "spec": {"selector": {"matchLabels": {"app": "a"}, "matchExpressions": [{"key": "a", "operator": "Exists"}]}},

@@ -31,6 +31,8 @@ UNSCHEDULABLE = "Unschedulable"
 NO_TROUBLE = frozenset({UNSCHEDULABLE, "Starting"})
 """Of a start that waits."""
 ERROR = "InternalError"
+ELSEWHERE = "ServedElsewhere"
+"""The type of the one condition that an installation sets on a Model that another one serves."""
 INVALID, NAME_TAKEN = "Invalid", "NameTaken"
 CRASHES = ("ended with status", "was killed by")
 """How the failure of an engine that ended by itself is told."""

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
 from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.drivers.kubernetes.conditions import ELSEWHERE
 from autoscaler.drivers.kubernetes.kinds import Kinds, collections, created_unix_s
 from autoscaler.drivers.kubernetes.watching import Key, Watched
 from autoscaler.expected import WrongKeyError, dotted
@@ -52,6 +53,10 @@ class ModelObject(NamedTuple):
     """What is in force: what it says, or said when it was last right; None: it never was."""
     wrong: str
     """Why what it says now is not in force; empty: it is."""
+    named: str | None = None
+    """The installation that it names."""
+    shown: str = ""
+    """The message of the condition by which an installation that does not serve it says so; empty: it has none."""
 
 
 class TenantObject(NamedTuple):
@@ -120,7 +125,8 @@ class Customs:
         tenants = sorted(self.tenants.values(), key=lambda found: (found.created_unix_s, found.tenant.name))
         fresh = {origin: status for origin, status in self._fresh.items() if origin in models}
         self._fresh = {o: status for o, status in self._fresh.items() if o in found_now and o not in models}
-        self._installation.put(CUSTOMS, models, [found.tenant for found in tenants], fresh)
+        places = {key.namespace for key, found in self.models.items() if found.named is None}
+        self._installation.put(CUSTOMS, models, [found.tenant for found in tenants], fresh, places)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -138,13 +144,19 @@ class Customs:
         elif self._heard is not None:
             status = StatusSeen(uid, int(metadata["resourceVersion"]), found.get("status", {}))
             self._heard(Origin(CUSTOMS, *key), status)
+        shown = _shown(found)
         if old is not None and old.generation == generation:
-            return old
+            return old if old.shown == shown else old._replace(shown=shown)
         said, wrong = self._said(found, "Model", {"name": key.name, "namespace": key.namespace})
+        spec = found.get("spec")
+        named = spec.get("installation") if isinstance(spec, dict) else None
+        named = named if isinstance(named, str) else None
         if isinstance(said, Model):
             model = replace(said, created_unix_s=created_unix_s(metadata), uid=uid)
-            return ModelObject(uid, generation, model, "")
-        return ModelObject(uid, generation, None if old is None else old.model, wrong)
+            return ModelObject(uid, generation, model, "", named, shown)
+        if old is not None and old.model is not None:
+            return old._replace(generation=generation, wrong=wrong, shown=shown)
+        return ModelObject(uid, generation, None, wrong, named, shown)
 
     def _read_tenant(self, found: Object) -> TenantObject | None:
         metadata = found["metadata"]
@@ -177,3 +189,9 @@ class Customs:
     def _known(self, key: Key) -> ModelObject | None:
         known = (watched.items.get(key) for watched in self._models)
         return next((found for found in known if found is not None), None)
+
+
+def _shown(found: Object) -> str:
+    """The message of its condition ELSEWHERE."""
+    conditions = (found.get("status") or {}).get("conditions") or ()
+    return next((str(one.get("message", "")) for one in conditions if one.get("type") == ELSEWHERE), "")

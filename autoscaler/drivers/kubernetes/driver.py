@@ -34,7 +34,7 @@ from autoscaler.drivers.kubernetes.nodes import NodeSeen
 from autoscaler.drivers.kubernetes.orders import Orders
 from autoscaler.drivers.kubernetes.podevents import PodEvents
 from autoscaler.drivers.kubernetes.pods import PodSeen
-from autoscaler.drivers.kubernetes.refused import Refused
+from autoscaler.drivers.kubernetes.refused import Policies, Refused
 from autoscaler.drivers.kubernetes.told import is_news, is_of, seen_in, unbound
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.faults import Failure, attempt, described, reraise_memory_error
@@ -48,6 +48,8 @@ from autoscaler.world import Replica, SliceId
 ADOPT_SECONDS_MAX = 10.0
 """Synced waits so long for what is half gone."""
 REFRESH_RETRY_S = 0.2
+ALLOWED_S = 1.0
+"""Admission of the API server knows a changed quota or LimitRange so late at most."""
 DOUBT_EVERY_S = 5.0
 """How often it is asked whether those are still there that are being deleted, or do not answer any more."""
 
@@ -108,6 +110,7 @@ class KubernetesDriver:
         self._clean: dict[ReplicaId, asyncio.Event] = {}
         """Of those that were half gone when they were adopted."""
         self._refused = Refused()
+        self._policies = Policies(api, namespace, self._allow)
         self._hosts_fault = ""
         self._listens = False
         """What was there at first is known: changes count."""
@@ -124,6 +127,7 @@ class KubernetesDriver:
             observe((Synced(),))
             tasks.create_task(persist(self._doubt, faults_of(NO_MODEL, observe, "refresh of pods")))
             tasks.create_task(persist(self._events.run, faults_of(NO_MODEL, observe, "events of pods")))
+            tasks.create_task(persist(self._policies.run, faults_of(NO_MODEL, observe, "quotas and limits")))
 
     def lead(self) -> None:
         """We lead from now on: tells all there is again, to its end (Synced), and takes over what leaders
@@ -211,6 +215,11 @@ class KubernetesDriver:
         self._refused.note(replica.model, replica.spec_hash, reason, self._clock())
         self.weights_failed(replica, reason)
 
+    def _allow(self) -> None:
+        """A quota or a LimitRange has changed. Admission may know it a moment later, and refuse once more till then."""
+        self._refused.forget()
+        asyncio.get_running_loop().call_later(ALLOWED_S, self._refused.forget)
+
     def is_gone(self, replica: Replica) -> None:
         """There is no pod of it."""
         if replica.id in self._cleared:
@@ -297,7 +306,8 @@ class KubernetesDriver:
         """All pods that are there: engines that answer are ready at once."""
         self._tell_slices()
         found, self._listens = list(self._pods.items.values()), True
-        half_gone = {pod.replica: asyncio.Event() for pod in found if pod.ended or pod.leaving}
+        half_gone = {pod.replica: asyncio.Event() for pod in found
+                     if (pod.ended or pod.leaving) and not (pod.is_over and pod.finalizers)}  # fmt: skip
         self._clean |= half_gone
         ready = await asyncio.gather(*(self._asking.answers(pod) for pod in found), return_exceptions=True)
         for pod, is_ready in zip(found, ready, strict=True):
@@ -346,7 +356,9 @@ class KubernetesDriver:
 
     def _judge_again(self, pod: PodSeen) -> None:
         """Its Events say something else."""
-        self._contain(pod.model, partial(self._judge, pod, pod))
+        now = self._pods.items.get(_key(pod))
+        if now is not None and now.uid == pod.uid:
+            self._contain(now.model, partial(self._judge, now, now))
 
     def _has_ended(self, pod: PodSeen, reason: str) -> None:
         self._see(pod, Seen.EXITED, reason=reason)

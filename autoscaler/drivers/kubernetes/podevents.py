@@ -1,8 +1,8 @@
-"""Why a pod waits for its volumes, as its Events say: a missing Secret or ConfigMap, a volume that cannot be mounted. I/O.
+"""Why a pod waits for its volumes, as its Events say: a missing Secret or ConfigMap, a failed mount. I/O.
 
-A pod's status does not tell: its containers are `ContainerCreating`. Only pods are looked at that were bound to a node
-LOOK_S ago and are not prepared, each at growing intervals. An Event that says that it went on (`Pulling`) is newer than
-one about a volume that was mounted after all.
+A pod's status does not name a failed mount. Events are listed only for pods that have a node and are not prepared, at
+growing intervals. One that says that the pod went on (GOES_ON) is newer than one about a volume that was mounted after
+all.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from autoscaler.words import one_line, unaddressed
 
 LOOK_S, LOOK_S_MAX = 5.0, 40.0
 """After a pod was bound, and between two looks at one pod: at first, and at most."""
+GOES_ON: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
+"""Reasons of Events that come when all volumes are mounted."""
 FAILURES: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 MESSAGE_MAX: Final = 300
 
@@ -32,8 +34,9 @@ class _Look(NamedTuple):
 
 def failure_of(events: Sequence[Object]) -> str:
     """What the newest Event of a pod says, if it is about a volume: reason and message; empty: it is not."""
-    newest = max(events, key=_when, default=None)
-    if newest is None or newest.get("reason") not in FAILURES:
+    known = [event for event in events if event.get("reason") in FAILURES | GOES_ON]
+    newest = max(known, key=_when, default=None)
+    if newest is None or newest["reason"] not in FAILURES:
         return ""
     return f"{newest['reason']}: {one_line(unaddressed(str(newest.get('message', ''))), MESSAGE_MAX)}"
 

@@ -80,6 +80,8 @@ _PATIENCE_S = {
 _INIT_PATIENCE_S = {**_PATIENCE_S, CRASHES: IMAGE_S_MAX}
 """The same of an init container or native sidecar, whose kubelet starts it again and again."""
 
+CRASHES_MIN = 2
+"""Restarts of an init container after which it counts as one that crashes again and again."""
 _CLAIM_LACKS = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 """What the scheduler says of a pod whose claim does not exist: no room that comes lets it start."""
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -320,7 +322,7 @@ def read(pod: Object) -> PodSeen | None:
     state: dict[str, Any] = next((one.get("state", {}) for one in statuses if one["name"] == ENGINE), {})
     started = state.get("running", {}).get("startedAt")
     ended = _ended(status, state)
-    waits, patience_s = ("", None) if ended or started is not None else _waits(pod, state)
+    waits, patience_s = ("", None) if ended or started is not None else waiting(pod, state)
     return PodSeen(
         metadata["namespace"], metadata["name"], metadata["uid"], ReplicaId(note("replica") or metadata["name"]),
         ModelName(note("model")), note("spec-hash"), note("intent"),
@@ -384,21 +386,31 @@ def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
     return next((one for one in status.get("conditions") or [] if one["type"] == kind), {})
 
 
-def _waits(pod: Object, state: dict[str, Any]) -> tuple[str, float | None]:
-    """Why it has not started yet, and how long that may last."""
-    waiting, status = state.get("waiting", {}), pod.get("status", {})
-    if waiting.get("reason") in _PATIENCE_S:
-        return _sentence(waiting), _PATIENCE_S[waiting["reason"]]
+def waiting(pod: Object, state: dict[str, Any]) -> tuple[str, float | None]:
+    """Why a container in this state has not started yet, and the seconds that this may last (None: no limit)."""
+    waits, status = state.get("waiting", {}), pod.get("status", {})
+    if waits.get("reason") in _PATIENCE_S:
+        return _sentence(waits), _PATIENCE_S[waits["reason"]]
     for one in status.get("initContainerStatuses") or ():
         first = one.get("state", {}).get("waiting", {})
         if first.get("reason") in _INIT_PATIENCE_S:
-            about = ": ".join(filter(None, (first["reason"], f"init container {one['name']}", first.get("message", ""))))
+            about = ": ".join(
+                filter(None, (first["reason"], f"init container {one['name']}", first.get("message", "")))
+            )
             return about, _INIT_PATIENCE_S[first["reason"]]
+        if _crashes(one):
+            return f"{CRASHES}: init container {one['name']}", IMAGE_S_MAX
     if not pod["spec"].get("nodeName"):
         scheduled = _condition(status, "PodScheduled")
         lacks = _CLAIM_LACKS.search(scheduled.get("message", ""))
         return _sentence(scheduled) or "it is not scheduled yet", IMAGE_S_MAX if lacks else None
     return f"node {pod['spec']['nodeName']} gets its image and volumes ready", None
+
+
+def _crashes(container: dict[str, Any]) -> bool:
+    """Whether an init container or sidecar crashes again and again, also while it runs or waits between two crashes."""
+    again = container.get("restartCount", 0) >= CRASHES_MIN and not container.get("ready")
+    return again and "terminated" not in container.get("state", {})
 
 
 def _disrupted(status: dict[str, Any]) -> str:

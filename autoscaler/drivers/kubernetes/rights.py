@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from autoscaler.awaited import DRIVER
 from autoscaler.drivers.kubernetes.plugins import PLACES
+from autoscaler.ownership import CLAIM
 from autoscaler.providers import PUBLISH
 
 Scope = Literal["cluster", "namespace"]
@@ -59,6 +60,7 @@ _DOCUMENTS = (
     ("pilotlight.dev", "models/status", ("get", "patch"), "a Model's status is written", False),
     ("", "events", ("create", "patch"), "Events tell what happens", True),
 )
+_ONE_SERVES = "of several installations one serves the Models of a namespace"
 _ADOPTION = (
     ("apps", "deployments", _READ, "annotated Deployments are found", True),
     ("apps", "statefulsets", _READ, "annotated StatefulSets are found", True),
@@ -75,6 +77,8 @@ _CUT = "GPUs of idle nodes are cut anew"
 _ENGINES = (
     Right("", "pods", (*_READ, "create", "patch", "delete"), "engines", "engines are started and stopped"),
     Right("", "events", ("list",), "engines", "it is told why a pod waits for a volume or a node", optional=True),
+    Right("", "resourcequotas", _READ, "engines", "what a ResourceQuota leaves is known", optional=True),
+    Right("", "limitranges", ("list", "watch"), "engines", "a refused start is tried again at once", optional=True),
     Right(
         "policy", "poddisruptionbudgets", _READ, "engines", "PodDisruptionBudgets keep Replicas from being moved",
         optional=True,
@@ -163,11 +167,9 @@ _CAPACITY: Mapping[str, tuple[Right, ...]] = {
             optional=True,
         ),
         Right("", "podtemplates", ("get", "list", "create", "delete"), "engines", _QUEUED, optional=True),
-        Right("", "resourcequotas", ("list",), "engines", _QUEUED, optional=True),
     ),
 }
 """By kind of provider, and for what redfish publishes."""
-_QUOTAS = (Right("", "resourcequotas", _READ, "engines", "what a ResourceQuota leaves is known", optional=True),)
 _HOME = (
     Right("coordination.k8s.io", "leases", ("create",), "home", "one autoscaler leads"),
     Right("coordination.k8s.io", "leases", (*_READ, "update"), "home", "one autoscaler leads", named=True),
@@ -199,8 +201,14 @@ def rights(
     """
     where: Where = "cluster" if scope == "cluster" else "engines"
     own = [Right(group, resource, verbs, where, use, optional) for group, resource, verbs, use, optional in _DOCUMENTS]
+    own += [
+        Right("coordination.k8s.io", "leases", ("create",), where, _ONE_SERVES, optional=True),
+        Right(
+            "coordination.k8s.io", "leases", ("get", "list", "update"), where, _ONE_SERVES, optional=True, name=CLAIM
+        ),
+    ]
     if scope == "namespace":
-        return (*own, *_adoption(where, adopted), *_ENGINES, *_QUOTAS, *_HOME)
+        return (*own, *_adoption(where, adopted), *_ENGINES, *_HOME)
     changed = _CORDONS if cordons else () if cutting is None else (_CORDONS[0]._replace(use=_CUT),)
     own += [*([] if cutting is None else _cutting(*cutting)), *(_VOLUMES if volumes else ())]
     own += (*_GROUPS, *_REMEMBERED) if capacity else ()

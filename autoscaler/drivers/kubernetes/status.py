@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 from autoscaler.actions import Unmet
 from autoscaler.contract import ModelName
 from autoscaler.demand import NO_HISTORY, NO_LOAD
-from autoscaler.drivers.kubernetes.conditions import Case, conditions
+from autoscaler.drivers.kubernetes.conditions import ELSEWHERE, Case, conditions
 from autoscaler.drivers.kubernetes.subjects import Subject
 from autoscaler.fold_faults import quarantined
 from autoscaler.histories import STARTS_MAX
@@ -244,8 +244,13 @@ def remembered(
 
 
 def read(status: object) -> Status:
-    """A status as the API server has it. Raises ValueError (msgspec's) where somebody wrote what is none."""
-    return msgspec.convert(status, Status)
+    """A status as the API server has it, without what installations wrote that do not serve the Model. Raises
+    ValueError (msgspec's) where somebody wrote what is none.
+    """
+    found = msgspec.convert(status, Status)
+    if all(one.type != ELSEWHERE for one in found.conditions):
+        return found
+    return msgspec.structs.replace(found, conditions=tuple(one for one in found.conditions if one.type != ELSEWHERE))
 
 
 def write(status: Status) -> dict[str, object]:

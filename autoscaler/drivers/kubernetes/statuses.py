@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from autoscaler.actions import Unmet
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes import status
+from autoscaler.drivers.kubernetes.adoption.annotations import stamp
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.conditions import ELSEWHERE
 from autoscaler.drivers.kubernetes.customs import StatusSeen
 from autoscaler.drivers.kubernetes.decided import Decided
 from autoscaler.drivers.kubernetes.kinds import collections
@@ -72,8 +74,12 @@ class Statuses:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] | None = None,
         fault: Callable[[ModelName, str, Exception], None],
+        installation: str = "",
     ) -> None:
-        """`namespaces`: those that may be read; None: all. `fault` gets the Model whose status raised an exception."""
+        """`namespaces`: those that may be read; None: all. `fault` gets the Model whose status raised an exception.
+        `installation`: whose condition it is on Models that another one serves.
+        """
+        self._owner = f"{WRITER}-{installation}"
         self._fault = fault
         self._api = api
         self._collections = collections(API_VERSION, "models", namespaces)
@@ -93,6 +99,12 @@ class Statuses:
         """Of the leadership that `_kept` is of."""
         self._kept: dict[str, _Kept] = {}
         """One for each object, by its uid."""
+        self._elsewhere: list[Subject] = []
+        """Whose condition ELSEWHERE is to be written or taken away."""
+        self._tried: dict[str, tuple[str, str]] = {}
+        """What was to be written of it last in this leadership, and what was there, by the uid: not tried twice."""
+        self._again_s: dict[str, float] = {}
+        """When it is tried again after a refusal."""
         self._heard: dict[str, StatusSeen] = {}
         """What was heard of each since the last look."""
         self.trouble = ""
@@ -146,11 +158,16 @@ class Statuses:
     async def _lead(self, epoch: int) -> None:
         found = await self._read()
         self._kept, self._looked, self._looked_unmet, self._epoch = {}, World(epoch=0), {}, epoch
+        self._tried.clear()
         while self._leads(epoch):
             self._news.clear()
             self._look(found)
             for kept in self._due():
                 if self._leads(epoch) and await self._write(kept):
+                    await asyncio.sleep(1.0 / PER_S)
+            for one in self._elsewhere[: int(PER_S * LOOK_S_MAX)]:
+                if self._leads(epoch):
+                    await self._write_elsewhere(one)
                     await asyncio.sleep(1.0 / PER_S)
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(TimeoutError):
@@ -171,23 +188,31 @@ class Statuses:
                     raise
         return found
 
-    def _look(self, found: Mapping[str, tuple[Status, int]]) -> None:
+    def _look(self, found: dict[str, tuple[Status, int]]) -> None:
         """Notes who is to be written, and when."""
         now_s = self._clock()
         unmet = self._lacking()
         names = status.changed(self._looked, self._world) | status.changed_keys(self._looked_unmet, unmet)
         self._looked, self._looked_unmet = self._world, unmet
         before, self._kept = self._kept, {}
+        self._elsewhere.clear()
         for one in self._subjects:
+            is_new = self._tried.get(one.uid) != (one.elsewhere, one.shown) or self._again_s.get(one.uid, now_s) < now_s
+            if one.elsewhere != one.shown and is_new:
+                self._elsewhere.append(one)
+            if one.elsewhere:
+                continue
             kept = before.get(one.uid)
             if kept is None:
                 kept = _Kept(one, *found.get(one.uid, (NO_STATUS, 0)))
                 self._note(kept, unmet, now_s)
-            elif one != kept.subject or one.model in names:
+            elif one._replace(shown=kept.subject.shown) != kept.subject or one.model in names:
                 kept.subject = one
                 self._note(kept, unmet, now_s)
             self._kept[one.uid] = kept
         for said in self._heard.values():
+            if said.uid not in self._kept:
+                found[said.uid] = _there(said.status), said.version
             self._judge(said, now_s)
         self._heard.clear()
 
@@ -255,6 +280,29 @@ class Statuses:
         self.trouble = ""
         kept.see(made, int(done["metadata"]["resourceVersion"]))
         return True
+
+    async def _write_elsewhere(self, one: Subject) -> None:
+        """That another installation serves it; or takes that away. It is a field of this installation's own, so that
+        neither writes what the other does; of several that do not serve it one says so. Raises FencedError,
+        UnreachableError.
+        """
+        self._tried[one.uid] = (one.elsewhere, one.shown)
+        self._again_s.pop(one.uid, None)
+        said = {
+            "type": ELSEWHERE, "status": "True", "reason": "OtherInstallation", "message": one.elsewhere,
+            "lastTransitionTime": stamp(self._wall()),
+        }  # fmt: skip
+        body: Object = {
+            "apiVersion": API_VERSION, "kind": "Model", "status": {"conditions": [said]} if one.elsewhere else {},
+            "metadata": {"name": one.name, "namespace": one.namespace, "uid": one.uid},
+        }  # fmt: skip
+        path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
+        try:
+            await self._api.apply(path, body, self._owner, force=False)
+        except ApiError as error:
+            if error.status not in (404, 409):  # deleted, or another installation says it
+                self._again_s[one.uid] = self._clock() + RETRY_S
+                self._troubled(f"status of Model {one.namespace}/{one.name} cannot be written: {error}")
 
     def _failed(self, kept: _Kept, error: Exception, now_s: float) -> None:
         """The status of one Model cannot be made: it is quarantined, which its status then says."""

@@ -6,7 +6,7 @@ settled their names. An object is a subject whether or not it is in force.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName
@@ -27,15 +27,27 @@ class Subject(NamedTuple):
     model: ModelName | None
     """What it is called in the World; None: nothing of it is in force."""
     problem: Problem | None = None
+    elsewhere: str = ""
+    """Why another installation serves it; empty: this one does."""
+    shown: str = ""
+    """What the object shows of that now."""
 
 
-def subjects(objects: Mapping[Key, ModelObject], settled: Settled) -> Iterator[Subject]:
-    """One for each object. That it is wrong goes before that its name is taken."""
+def subjects(
+    objects: Mapping[Key, ModelObject], settled: Settled, whose: Callable[[str, str | None], str | None]
+) -> Iterator[Subject]:
+    """One for each object of which is known who serves it (`Installation.whose`). That it is wrong goes before that its
+    name is taken.
+    """
     for key, found in objects.items():
+        elsewhere = whose(key.namespace, found.named)
+        if elsewhere is None:
+            continue
         origin = Origin(CUSTOMS, *key)
         problem = None
         if found.wrong:
             problem = Problem(INVALID, found.wrong)
         elif origin in settled.taken:
             problem = Problem(NAME_TAKEN, settled.taken[origin])
-        yield Subject(key.namespace, key.name, found.uid, found.generation, settled.names.get(origin), problem)
+        name = None if elsewhere else settled.names.get(origin)
+        yield Subject(key.namespace, key.name, found.uid, found.generation, name, problem, elsewhere, found.shown)

@@ -38,6 +38,11 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{- printf "%s-%s" (printf "%s-%s" .Release.Namespace $name | trunc 54 | trimAll "-") $hash -}}
 {{- end -}}
 
+{{/* A name of an object in the engines' namespace, which other releases may use, too. */}}
+{{- define "pilotlight.enginesName" -}}
+{{- if include "pilotlight.cluster" . }}{{ include "pilotlight.clusterName" . }}{{ else }}{{ include "pilotlight.name" . }}{{ end -}}
+{{- end -}}
+
 {{- define "pilotlight.cluster" -}}
 {{- if eq .Values.scope "cluster" }}yes{{ end -}}
 {{- end -}}

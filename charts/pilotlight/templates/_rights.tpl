@@ -3,6 +3,9 @@
 - {apiGroups: [pilotlight.dev], resources: [models{{ if include "pilotlight.cluster" . }}, tenants{{ end }}], verbs: [get, list, watch]}
 - {apiGroups: [pilotlight.dev], resources: [models/status], verbs: [get, patch]}
 - {apiGroups: [""], resources: [events], verbs: [create, patch]}
+# which installation serves the Models of a namespace
+- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
+- {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [models.pilotlight.dev], verbs: [get, list, update]}
 {{- if .Values.adoption.kubeai }}
 - {apiGroups: [kubeai.org], resources: [models], verbs: [get, list, watch]}
 {{- end }}
@@ -90,10 +93,9 @@ true
 - {apiGroups: [kueue.x-k8s.io], resources: [localqueues, workloads], verbs: [get]}
 {{- end }}
 {{- if has "provisioningRequest" $kinds }}
-# nodes, by ProvisioningRequests; how many there may be
+# nodes, by ProvisioningRequests
 - {apiGroups: [autoscaling.x-k8s.io], resources: [provisioningrequests], verbs: [get, list, create, patch, delete]}
 - {apiGroups: [""], resources: [podtemplates], verbs: [get, list, create, delete]}
-- {apiGroups: [""], resources: [resourcequotas], verbs: [list]}
 {{- end }}
 {{- end -}}
 

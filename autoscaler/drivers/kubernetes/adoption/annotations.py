@@ -19,13 +19,15 @@ from autoscaler.drivers.kubernetes.adoption.seen import LINGO, WorkloadSeen
 from autoscaler.expected import WrongKeyError, nearest
 from autoscaler.model import Adopted, Auto, EngineName, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.naming import check_name
+from autoscaler.ownership import INSTALLATION, TITLE, TITLE_WANTED
 from autoscaler.podspec import OURS
 
 ENGINE: EngineName = "command"
 """What it runs is its owner's business: no dialect is ruled out."""
 MODELS, LOW, HIGH = OURS + "models", OURS + "replicas-min", OURS + "replicas-max"
 SLOTS, IDLE, PORT = OURS + "slots", OURS + "idle-seconds", OURS + "port"
-KNOWN = (MODELS, LOW, HIGH, SLOTS, IDLE, PORT)
+KNOWN = (MODELS, LOW, HIGH, SLOTS, IDLE, PORT, INSTALLATION)
+"""INSTALLATION: which one serves it, where several read its namespace."""
 LINGO_MODELS, LINGO_LOW, LINGO_HIGH = LINGO + "models", LINGO + "min-replicas", LINGO + "max-replicas"
 SLOTS_DEFAULT = 4
 """As of any Model of that engine."""
@@ -117,6 +119,7 @@ def model_of(seen: WorkloadSeen, others: Others = NOBODY) -> Model:
         replicas=_replicas(seen, LINGO_MAX if from_lingo else ReplicaRange().max),
         slots=slots,
         idle_seconds=_idle(seen, notes),
+        installation=_installation(seen, notes),
     )
     adopted = Adopted(kind=key.kind, namespace=key.namespace, name=key.name, reason=USUAL, message=f"{key} is scaled")
     model = Model(
@@ -161,6 +164,13 @@ def _names(seen: WorkloadSeen, notes: Mapping[str, str]) -> list[str]:
         except WrongKeyError as error:
             raise AnnotationError(f"{seen.key}: annotation {at}: {error.message} in each name") from error
     return names
+
+
+def _installation(seen: WorkloadSeen, notes: Mapping[str, str]) -> str | None:
+    named = notes.get(INSTALLATION)
+    if named is not None and not TITLE.fullmatch(named):
+        raise AnnotationError(f"{seen.key}: annotation {INSTALLATION}: {TITLE_WANTED}")
+    return named
 
 
 def _replicas(seen: WorkloadSeen, high_default: int) -> ReplicaRange:

@@ -26,6 +26,8 @@ class Candidate:
         """In the whole installation, where an older Model has its name."""
         self.taken = ""
         """What others have of its names, in a sentence."""
+        self.elsewhere: str | None = ""
+        """Why another installation serves it, in a sentence; empty: this one does; None: it is not known yet."""
         self.problem = ""
         self.faulty = False
         """An exception was reported that no Model could be blamed for."""

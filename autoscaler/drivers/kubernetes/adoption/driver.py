@@ -66,6 +66,9 @@ SCALERS = (
     ("ScaledObject", "/apis/keda.sh/v1alpha1", "scaledobjects"),
 )
 
+NOT_SERVED = "NotServed"
+"""The reason of Events about workloads that this installation does not serve."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -79,9 +82,15 @@ class Note(NamedTuple):
     message: str
 
 
+def _ours(namespace: str, named: str | None) -> str | None:
+    del namespace, named
+    return ""
+
+
 class AdoptedDriver:
     """The driver of adopted Models. `namespaces`: only there; None: everywhere. `models` is given all of them, as they
-    are now, under names that may be taken: `called` hears which they got. `note` is given what people are to be told.
+    are now, under names that may be taken: `called` hears which they got. `whose` says which of them another
+    installation serves (`Installation.whose`). `note` is given what people are to be told.
     """
 
     def __init__(
@@ -91,6 +100,7 @@ class AdoptedDriver:
         models: Callable[[Mapping[Origin, Model]], None],
         *,
         hold_s: Callable[[], float],
+        whose: Callable[[str, str | None], str | None] = _ours,
         note: Callable[[Note], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         pace: probes.Pace | None = None,
@@ -98,6 +108,9 @@ class AdoptedDriver:
         self._api = api
         self._models = models
         self._hold_s = hold_s
+        self._whose = whose
+        self._known = asyncio.Event()
+        """It is known which candidates are ours."""
         self._note = note
         self._clock = clock
         self._unix_s = api.unix_s
@@ -152,6 +165,8 @@ class AdoptedDriver:
             for key in tuple(self._candidates):
                 self._contain(key, partial(self._judge, key))
             self._publish()
+            if any(candidate.elsewhere is None for candidate in self._candidates.values()):
+                await self._known.wait()
             runners = self._runners()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ADOPT_SECONDS_MAX):
@@ -180,12 +195,18 @@ class AdoptedDriver:
         await asyncio.gather(self._showing.follow(), *(runner.follow() for runner in self._runners()))
 
     def called(self, names: Mapping[Origin, ModelName], taken: Mapping[Origin, str]) -> None:
-        """What each Model is called in the whole installation, and what others have of its names."""
+        """What each Model is called in the whole installation, what others have of its names, and which are ours."""
         for key, candidate in tuple(self._candidates.items()):
-            now = names.get(_origin(key)), taken.get(_origin(key), "")
-            if now != (candidate.called, candidate.taken):
-                candidate.called, candidate.taken = now
+            now = names.get(_origin(key)), taken.get(_origin(key), ""), self._elsewhere(candidate)
+            if now != (candidate.called, candidate.taken, candidate.elsewhere):
+                candidate.called, candidate.taken, _ = now
                 self._contain(key, partial(self._judge, key))
+        self._known.set()
+
+    def _elsewhere(self, candidate: Candidate) -> str | None:
+        """As `whose`, of its Model."""
+        named = None if candidate.model is None else candidate.model.spec.installation
+        return self._whose(candidate.seen.key.namespace, named)
 
     def obstacle(self, model: Model) -> str:
         """What makes a start impossible: there is nothing to scale."""
@@ -267,7 +288,7 @@ class AdoptedDriver:
                 self._showing.see(new, None)
                 if self._leads:
                     self._note(
-                        Note(new.key, new.uid, True, "NotServed", f"{WORKLOADS_MAX} workloads are served already")
+                        Note(new.key, new.uid, True, NOT_SERVED, f"{WORKLOADS_MAX} workloads are served already")
                     )
                 return
             candidate = self._candidates[new.key] = Candidate(new)
@@ -306,8 +327,12 @@ class AdoptedDriver:
             good = None if candidate.good is None else candidate.seen._replace(notes=candidate.good.notes)
             candidate.model = None if good is None else model_of(good, others)
         candidate.good = good
+        candidate.elsewhere = self._elsewhere(candidate)
         self._log_problem(candidate)
         self._say(candidate)
+        if candidate.elsewhere != "":
+            self._hand_over(candidate)
+            return
         if candidate.model is None or good is None:
             return
         model = candidate.model if candidate.called is None else replace(candidate.model, name=candidate.called)
@@ -359,21 +384,30 @@ class AdoptedDriver:
         candidate.model, candidate.problem, candidate.released = None, "", True
         if candidate.timer is not None:
             candidate.timer.cancel()
+        if candidate.runner is not None and at_once:
+            candidate.runner.core.end_all("its workload is gone")
+        self._hand_over(candidate)
+
+    def _hand_over(self, candidate: Candidate) -> None:
+        """To its owner, or to another installation: its scale is not written any more."""
         if candidate.runner is not None:
             core = candidate.runner.core
             core.see(core.seen, core.model, Mode.RELEASED, self._clock())
-            if at_once:
-                core.end_all("its workload is gone")
             candidate.runner.settle()
         self._drop_if_over(candidate)
 
     def _drop_if_over(self, candidate: Candidate) -> None:
-        if candidate.model is None and (candidate.runner is None or candidate.runner.core.empty):
+        """Its runner, once none of its Replicas is left; and all, where it serves no Model any more."""
+        serves = candidate.model is not None and candidate.elsewhere == ""
+        if serves or (candidate.runner is not None and not candidate.runner.core.empty):
+            return
+        if candidate.running is not None:
+            candidate.running.cancel()
+        candidate.runner = candidate.running = None
+        if candidate.model is None and (candidate.released or candidate.elsewhere == ""):
             self._candidates.pop(candidate.seen.key, None)
             if candidate.faulty:
                 self._report_workload(candidate.seen.key, "")
-            if candidate.running is not None:
-                candidate.running.cancel()
 
     async def _heard(self, group: str, watched: Watched[ScalerSeen]) -> None:
         """All of a kind of autoscalers is known, where the server knows the kind."""
@@ -400,7 +434,9 @@ class AdoptedDriver:
         """An Event for each news about whose the scale is, and for wrong annotations: of who leads, and so at first of
         all that was found before.
         """
-        if candidate.problem or candidate.called or candidate.taken:  # its names have been settled
+        if candidate.elsewhere:
+            self._showing.forget(candidate.seen.key)  # the other installation's condition stays
+        elif candidate.problem or candidate.called or candidate.taken:  # its names have been settled
             said_of = condition(candidate.problem, candidate.model, candidate.called, candidate.taken)
             self._showing.see(candidate.seen, said_of)
         if not self._leads:
@@ -408,9 +444,14 @@ class AdoptedDriver:
         adopted = None if candidate.model is None else candidate.model.adopted
         said = candidate.problem or ("" if adopted is None else adopted.message)
         reason = WRONG if candidate.problem or adopted is None else adopted.reason
+        if candidate.elsewhere:
+            said, reason = candidate.elsewhere, NOT_SERVED
+        elif candidate.elsewhere is None and not candidate.problem:
+            said = ""  # until it is known
         usual = not candidate.told and reason == USUAL
         if said not in ("", candidate.told) and not usual:
-            self._note(Note(candidate.seen.key, candidate.seen.uid, bool(candidate.problem), reason, said))
+            warning = bool(candidate.problem) and reason == WRONG
+            self._note(Note(candidate.seen.key, candidate.seen.uid, warning, reason, said))
         candidate.told = said
 
 

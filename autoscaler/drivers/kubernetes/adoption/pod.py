@@ -55,6 +55,30 @@ class Pod:
     begun: Beginning = field(default_factory=Beginning)
     """As the Replica that it is."""
 
+    stuck_s: float | None = None
+    """Since when it waits for what may last only so long; None: it does not."""
+    failed: bool = False
+    """It waited for that too long."""
+
+    def wait(self, now_s: float) -> None:
+        """It may have waited long enough."""
+        if self.seen.patience_s is None or self.seen.leaving:
+            self.stuck_s, self.failed = None, False
+            return
+        self.stuck_s = now_s if self.stuck_s is None else self.stuck_s
+        self.failed = self.failed or now_s >= self.stuck_s + self.seen.patience_s
+
+    @property
+    def hopeless_s(self) -> float | None:
+        """When it will have waited too long; None: that is not to be expected, or so already."""
+        waits = self.stuck_s is not None and self.seen.patience_s is not None and not self.failed
+        return (self.stuck_s or 0.0) + (self.seen.patience_s or 0.0) if waits else None
+
+    @property
+    def ended(self) -> str:
+        """How its container ended, or why it cannot start; empty: neither."""
+        return self.seen.ended or (self.seen.waits if self.failed else "")
+
     @property
     def stays(self) -> bool:
         """The workload's controller counts it."""
@@ -73,7 +97,7 @@ def mark_of(pod: Pod, *, ours: bool) -> Mark | None:
 def state_of(pod: Pod) -> Seen:
     """How its Replica is."""
     seen = pod.seen
-    if seen.ended:
+    if pod.ended:
         return Seen.EXITED
     if seen.leaving:
         return Seen.LEAVING

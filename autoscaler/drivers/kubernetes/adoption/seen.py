@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.beginning import READY_TO_START
 from autoscaler.drivers.kubernetes.conditions import Said
+from autoscaler.drivers.kubernetes.pods import waiting
 from autoscaler.drivers.kubernetes.vocabulary import CRASHES, ENDED, TEMPLATE_HASH, WRITER
 from autoscaler.podspec import OURS
 from autoscaler.quantity import whole_number
@@ -128,6 +129,8 @@ class PodSeen(NamedTuple):
     """It has a node."""
     prepared: bool = False
     """All of it is there but its image and its container."""
+    patience_s: float | None = None
+    """How long what it waits for may last; None: no limit."""
     template: str = ""
     """Which of a Deployment's templates it was made of; empty of a StatefulSet, which replaces in place."""
 
@@ -238,6 +241,7 @@ def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None =
     running = now.get("state", {}).get("running")
     annotations: dict[str, str] = metadata.get("annotations") or {}
     ended, over = _ended(status, now)
+    waits, patience_s = ("", None) if running is not None else waiting(found, now.get("state", {}))
     return PodSeen(
         name=metadata["name"], uid=metadata["uid"], rank=_rank(key.kind, metadata["name"]),
         replica=annotations.get(REPLICA, ""), intent=annotations.get(INTENT, ""),
@@ -246,7 +250,7 @@ def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None =
         held=_held(found["spec"], serving, status),
         ready=any(_is(one, "Ready") for one in status.get("conditions") or []),
         started_unix_s=_unix_s(running["startedAt"]) if running is not None and running.get("startedAt") else None,
-        ended=ended, over=over, waits="" if running is not None else _waits(status, now),
+        ended=ended, over=over, waits=waits, patience_s=patience_s,
         leaving="deletionTimestamp" in metadata, bound=bool(found["spec"].get("nodeName")),
         prepared=any(_is(one, READY_TO_START) for one in status.get("conditions") or []),
         template=(metadata.get("labels") or {}).get(TEMPLATE_HASH, ""),
@@ -336,14 +340,6 @@ def _how(over: dict[str, Any] | None) -> str:
         return "was killed by SIGKILL"
     said = over.get("message", "")
     return f"ended with status {over['exitCode']}" + (f": {said}" if said else "")
-
-
-def _waits(status: dict[str, Any], container: dict[str, Any]) -> str:
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] != "True":
-            return ": ".join(_both(condition)) or "it has no node yet"
-    waiting = container.get("state", {}).get("waiting", {})
-    return ": ".join(_both(waiting)) or "its container is being made"
 
 
 def _both(said: dict[str, Any]) -> Iterator[str]:

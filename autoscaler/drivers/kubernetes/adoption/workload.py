@@ -158,8 +158,10 @@ class Workload:
         self._look(now_s)
 
     def due_s(self) -> float | None:
-        """When time alone makes a Replica of a pod; None: only observations can."""
-        return min((pod.since_s + UNORDERED_S for pod in self._free() if self._fits(pod)), default=None)
+        """When time alone makes a Replica of a pod, or ends one; None: only observations can."""
+        begins = [pod.since_s + UNORDERED_S for pod in self._free() if self._fits(pod)]
+        ends = [at_s for pod in self._pods.values() if pod.replica and (at_s := pod.hopeless_s) is not None]
+        return min((*begins, *ends), default=None)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -255,6 +257,7 @@ class Workload:
         if not self._begun:
             return
         for pod in self._pods.values():
+            pod.wait(now_s)
             self._tell(pod)
         self._rescue()
         self._bind(now_s)
@@ -290,7 +293,7 @@ class Workload:
         """Pods that are no Replica and could be: those that answer first, then the oldest."""
         if self.mode is Mode.RELEASED:
             return []
-        free = [pod for pod in self._pods.values() if pod.replica is None and pod.stays and not pod.seen.ended]
+        free = [pod for pod in self._pods.values() if pod.replica is None and pod.stays and not pod.ended]
         return sorted(free, key=lambda pod: (not pod.answers, pod.seen.rank, pod.seen.created, pod.seen.name))
 
     def _alive(self) -> list[Pod]:
@@ -331,7 +334,7 @@ class Workload:
         seen, before = state_of(pod), None if pod.told is None else pod.told[0]
         if seen is Seen.EXITED or before is Seen.EXITED:  # its pod goes; what its kubelet starts there is not it
             if before is not Seen.EXITED:
-                self._say(pod, seen, reason=pod.seen.ended)
+                self._say(pod, seen, reason=pod.ended)
             self._crashed(pod)
         elif seen is Seen.LEAVING:
             if before is not Seen.LEAVING and not pod.going:
@@ -346,7 +349,7 @@ class Workload:
         ranks = [other.seen.rank for other in self._pods.values() if other.stays]
         lowers = self.mode is Mode.LEVEL or (self.mode is Mode.TOGGLE and self._alive() == [pod])
         if pod.seen.over or not lowers or pod.seen.rank < max(ranks):
-            self._end(pod, pod.seen.ended, EXITED)
+            self._end(pod, pod.ended, EXITED)
         else:
             pod.going = self._due = True
 

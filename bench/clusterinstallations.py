@@ -1,0 +1,169 @@
+"""Two installations that read the same Models, in combinations of scope, namespaces and names, on a real control plane.
+
+Of each combination: both are called for a while, then nothing is asked. The pods are looked at all the time: a Model
+whose pods are of both installations is served twice. A pod that goes while its Model may not stop is one that the other
+installation deleted. Writes of a status are counted in the audit log while nothing is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+
+from autoscaler.drivers.kubernetes.api import ApiError
+from autoscaler.ownership import INSTALLATION
+from bench import kit
+from bench.clusterbed import Bed, bed
+from bench.clusterhouse import House, house
+from bench.documents import API, body, fake, settings
+from bench.kit import BenchError, Figures, say
+from tests.cluster import definitions
+from tests.cluster.conftest import make_namespace
+
+MODELS = ("ada", "bob", "cat")
+CALLED_S, REST_S = 24.0, 12.0
+OTHER = "other"
+"""A second namespace: of engines, or of a Lease."""
+EVERY_S = 0.25
+JSON = {"Content-Type": "application/json"}
+
+
+class Pair(NamedTuple):
+    """What distinguishes the second installation from the first, which is cluster-wide unless `words` say otherwise."""
+
+    title: str
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+
+
+PAIRS = (
+    Pair("cluster-wide, cluster-wide; one engines namespace; two names", (), ("--lease", "two")),
+    Pair("cluster-wide, cluster-wide; one engines namespace; one name, two homes", (), ("--home", OTHER)),
+    Pair("cluster-wide, cluster-wide; two engines namespaces; one name", (), ("--namespace", OTHER)),
+    Pair("cluster-wide, namespaced; one engines namespace; two names", (), ("--lease", "two", "--scope", "namespace")),
+    Pair(
+        "namespaced, namespaced; one engines namespace; two names",
+        ("--scope", "namespace"), ("--lease", "two", "--scope", "namespace"),
+    ),
+)  # fmt: skip
+
+
+class Seen:
+    """What the pods showed."""
+
+    def __init__(self) -> None:
+        self.twice = 0
+        self.gone = 0
+        self._owners: dict[str, str] = {}
+        """Installation by pod."""
+
+    def look(self, pods: list[dict[str, dict[str, object]]]) -> None:
+        """All pods of engines that are there now."""
+        owners, models = dict[str, str](), dict[str, set[str]]()
+        for pod in pods:
+            labels: dict[str, str] = dict(pod["metadata"].get("labels") or {})  # type: ignore[call-overload]
+            name, model = str(pod["metadata"]["name"]), labels.get("pilotlight.dev/model", "")
+            owners[name] = labels.get(INSTALLATION, "")
+            models.setdefault(model, set()).add(owners[name])
+        self.twice += sum(len(of) > 1 for of in models.values())
+        self.gone += len(self._owners.keys() - owners.keys())
+        self._owners = owners
+
+
+async def measure(place: Path, *, quick: bool) -> Figures:
+    """installations_deleted, installations_twice, installations_writes."""
+    called_s, rest_s = (6.0, 4.0) if quick else (CALLED_S, REST_S)
+    kit.title(f"two installations, {len(PAIRS)} combinations of {called_s + rest_s:.0f} s")
+    deleted = twice = unanswered = 0
+    writes_per_min = 0.0
+    async with bed(place) as one:
+        await make_namespace(one.api, OTHER)
+        await definitions.install(one.api)
+        for number, pair in enumerate(PAIRS):
+            seen, statuses, served = await _pair(one, place / f"pair-{number}", pair, called_s, rest_s)
+            rate = 60.0 * max(statuses.values(), default=0) / rest_s
+            say(f"{pair.title}: {served[200]} calls served, {served[404]} answered 404 by the other; "
+                f"{seen.gone} pods deleted, {seen.twice} Models twice, {rate:.1f} writes a minute at rest")  # fmt: skip
+            deleted, twice, writes_per_min = deleted + seen.gone, twice + seen.twice, max(writes_per_min, rate)
+            unanswered += served.total() - served[200] - served[404]
+    say(f"pods deleted {deleted} (at most 0); Models served twice {twice} (at most 0)")
+    say(f"status writes per Model and minute at rest {writes_per_min:.1f} (at most 1); other answers {unanswered}")
+    return {
+        "installations_deleted": deleted, "installations_twice": twice, "installations_writes": writes_per_min,
+    }  # fmt: skip
+
+
+async def _pair(
+    one: Bed, place: Path, pair: Pair, called_s: float, rest_s: float
+) -> tuple[Seen, Counter[str], Counter[int]]:
+    """(pods, writes of statuses at rest by Model, answers by status)."""
+    seen, served = Seen(), Counter[int]()
+    place.mkdir()
+    models = definitions.models(one.namespace)
+    documents = [settings(devices=[], auth="none")]
+    async with AsyncExitStack() as stack:
+        houses = [
+            await stack.enter_async_context(house(one, place / name, documents, words=words))
+            for name, words in (("first", pair.first), ("second", pair.second))
+        ]
+        for name in MODELS:
+            document = fake(name, "--host", "{host}", gpu={"count": 0}, image="fake", idleSeconds=3600)
+            await one.api.create(models, {"apiVersion": API, **document})
+        await _called(one, houses, seen, served, called_s)
+        since_unix_s, until_s = time.time() + 2.0, time.monotonic() + 2.0 + rest_s
+        while time.monotonic() < until_s:
+            seen.look(await _pods(one))
+            await asyncio.sleep(EVERY_S)
+        patched = [at.name for at in one.asked(since_unix_s) if (at.verb, at.what) == ("patch", "models/status")]
+        for name in MODELS:
+            await one.api.delete(f"{models}/{name}")
+        while await _pods(one):
+            await asyncio.sleep(EVERY_S)
+        for namespace in (one.namespace, OTHER):
+            for lease in ("pilotlight-models", "pilotlight", "two", "bench"):
+                try:
+                    await one.api.delete(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}")
+                except ApiError as error:
+                    if error.status != 404:
+                        raise
+    return seen, Counter(patched), served
+
+
+async def _called(one: Bed, houses: list[House], seen: Seen, served: Counter[int], called_s: float) -> None:
+    """All Models at both, until one of the two serves each, and then for `called_s`."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session:
+        deadline_s = time.monotonic() + 60.0
+        while (found := [await _answers(session, houses, name) for name in MODELS]) != [[200, 404]] * len(MODELS):
+            if time.monotonic() > deadline_s:
+                raise BenchError(f"not every Model has one installation that serves it: they answered {found}")
+            await asyncio.sleep(EVERY_S)
+        until_s = time.monotonic() + called_s
+        while time.monotonic() < until_s:
+            for name in MODELS:
+                served.update(await _answers(session, houses, name))
+            seen.look(await _pods(one))
+
+
+async def _answers(session: aiohttp.ClientSession, houses: list[House], name: str) -> list[int]:
+    """The status of a call at each, the highest last."""
+    found = list[int]()
+    for url in (f"{at.url}/v1/chat/completions" for at in houses):
+        async with session.post(url, data=body(name), headers=JSON) as answer:
+            await answer.read()
+            found.append(answer.status)
+    return sorted(found)
+
+
+async def _pods(one: Bed) -> list[dict[str, dict[str, object]]]:
+    """Of engines, of both namespaces."""
+    found: list[dict[str, dict[str, object]]] = []
+    for namespace in (one.namespace, OTHER):
+        listed = await one.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=INSTALLATION)
+        found += listed["items"]
+    return found

@@ -1,0 +1,252 @@
+"""Which installation serves the Models of a namespace: several installations and one API server, in virtual time."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.contract import ModelName
+from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.modelclaims import GRACE_S, LOOK_S, RETRY_S, ModelClaims
+from autoscaler.installation import CUSTOMS, Installation
+from autoscaler.model import Model, ModelSpec
+from autoscaler.names import Origin
+from autoscaler.observations import DocumentsSeen
+from autoscaler.ownership import CLAIM_S, RENEW_S, Claim, elsewhere, title
+
+BLUE, GREEN = title("blue", "pilotlight"), title("green", "pilotlight")
+HOUR_S = 3600
+
+
+class Server:
+    """Leases by their paths, each write conditional as an API server's; and what it raises instead."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Object] = {}
+        self.writes = 0
+        self.raises: list[Exception] = []
+        self.refuses: Exception | None = None
+        """Of each write."""
+
+    async def get(self, path: str) -> Object:
+        """As Api."""
+        if self.raises:
+            raise self.raises.pop(0)
+        if path not in self.leases:
+            raise ApiError(404, "NotFound", path)
+        return copy.deepcopy(self.leases[path])
+
+    async def create(self, path: str, body: Object) -> Object:
+        """As Api."""
+        at = f"{path}/{body['metadata']['name']}"
+        if at in self.leases:
+            raise ApiError(409, "AlreadyExists", at)
+        return self._put(at, body)
+
+    async def replace(self, path: str, body: Object) -> Object:
+        """As Api."""
+        if body["metadata"]["resourceVersion"] != self.leases[path]["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", path)
+        return self._put(path, body)
+
+    def _put(self, path: str, body: Object) -> Object:
+        if self.refuses is not None:
+            raise self.refuses
+        self.writes += 1
+        made = copy.deepcopy(body)
+        made["metadata"]["resourceVersion"] = str(self.writes)
+        self.leases[path] = made
+        return copy.deepcopy(made)
+
+
+def model(namespace: str, named: str | None = None) -> tuple[Origin, Model]:
+    spec = ModelSpec(engine="vllm", installation=named)
+    return Origin(CUSTOMS, namespace, "ada"), Model(name=ModelName("ada"), spec=spec, namespace=namespace)
+
+
+class House:
+    """One process of an installation: its claims, and the Models that it serves."""
+
+    def __init__(self, server: Server, me: str, *models: tuple[Origin, Model]) -> None:
+        self.now_s = 0.0
+        self.serves: set[Origin] = set()
+        self.told = 0
+        self.claims = ModelClaims(cast("Api", server), me, self._held, lambda: self.now_s)
+        self.installation = Installation(self._tell, {CUSTOMS}, title=me, ask=self.claims.ask)
+        self.due_s = 0.0
+        self.installation.put(CUSTOMS, dict(models))
+
+    def _held(self, holders: dict[str, str]) -> None:
+        self.installation.put_holders(holders)
+
+    def _tell(self, seen: DocumentsSeen, statuses: object) -> None:
+        del seen, statuses
+        self.told += 1
+        self.serves = {*self.installation.settled.names}
+
+    async def at(self, now_s: float) -> None:
+        """Looks, if it is due."""
+        self.now_s = now_s
+        if now_s >= self.due_s:
+            self.due_s = now_s + await self.claims.look()
+
+
+def seconds(until_s: float) -> Iterator[float]:
+    yield from (second / 2 for second in range(int(2 * until_s)))
+
+
+async def test_nothing_is_told_before_it_is_known_who_serves() -> None:
+    server = Server()
+    house = House(server, BLUE, model("a"))
+    server.raises = [UnreachableError("GET: no")]
+    await house.at(0.0)
+    assert (house.told, house.due_s) == (0, RETRY_S)
+    await house.at(RETRY_S)
+    assert (house.told, house.serves) == (1, {model("a")[0]})
+
+
+async def test_models_of_known_namespaces_go_on_while_another_is_asked_for() -> None:
+    server = Server()
+    house = House(server, BLUE, model("a"))
+    await house.at(0.0)
+    house.installation.put(CUSTOMS, dict([model("a"), model("b")]))
+    assert (house.told, house.serves) == (2, {model("a")[0]})
+    assert house.installation.whose("b", None) is None
+    await house.claims.look()
+    assert house.serves == {model("a")[0], model("b")[0]}
+    house.installation.put(CUSTOMS, dict([model("a"), model("b"), model("c")]))
+    server.raises = [ApiError(500, "InternalError", "no")]
+    await house.claims.look()
+    assert house.installation.whose("c", None) is None
+    assert house.serves == {model("a")[0], model("b")[0]}
+
+
+async def test_one_of_two_serves_each_model_and_the_other_says_who_does() -> None:
+    server = Server()
+    models = (model("a"), model("b", GREEN), model("c", "red/x"))
+    blue, green = House(server, BLUE, *models), House(server, GREEN, *models)
+    await blue.at(0.0)
+    await green.at(0.0)
+    assert (blue.serves, green.serves) == ({models[0][0]}, {models[1][0]})
+    assert f"installation {BLUE} serves the Models of namespace a" in str(green.installation.whose("a", None))
+    assert str(green.installation.whose("c", "red/x")).startswith("spec.installation is red/x")
+    assert server.writes == 1, "a Model that names its installation needs no Lease"
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_in_an_hour_no_model_is_served_twice_and_a_removed_installation_is_followed(seed: int) -> None:
+    """Two processes of one installation and one of another, which come, restart and go at random."""
+    dice, server, models = random.Random(seed), Server(), (model("a"), model("b"))
+    make = {"blue 1": BLUE, "blue 2": BLUE, "green": GREEN}
+    houses: dict[str, House] = {}
+    gone_s = dice.uniform(600, 1200)
+    for now_s in seconds(HOUR_S):
+        if now_s < gone_s and dice.random() < 0.01:
+            name = dice.choice(sorted(make))
+            houses[name] = House(server, make[name], *models)
+            houses[name].due_s = now_s
+        elif now_s >= gone_s:
+            houses = {name: one for name, one in houses.items() if make[name] == GREEN}
+            houses.setdefault("green", House(server, GREEN, *models))
+        for name in dice.sample(sorted(houses), len(houses)):
+            await houses[name].at(now_s)
+        for origin, _ in models:
+            serving = {make[name] for name, one in houses.items() if origin in one.serves}
+            assert len(serving) <= 1, (now_s, serving)
+        if now_s > gone_s + CLAIM_S + LOOK_S + 1:
+            assert houses["green"].serves == {origin for origin, _ in models}
+    assert server.writes / len(models) <= HOUR_S / 60, "at most one a minute for each namespace, with all restarts"
+
+
+async def test_a_lease_is_renewed_while_there_are_models_and_then_left() -> None:
+    server = Server()
+    house = House(server, BLUE, model("a"))
+    for now_s in seconds(RENEW_S + 1):
+        await house.at(now_s)
+    assert server.writes == 2
+    house.installation.put(CUSTOMS, {})
+    for now_s in seconds(CLAIM_S):
+        await house.at(RENEW_S + now_s)
+    assert server.writes == 2
+
+
+@pytest.mark.parametrize("status", [403, 422, 500])
+async def test_where_the_lease_cannot_be_written_models_are_served_after_a_while(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A right that is missing, or a webhook that rejects it, must not stop the installation; the log says so once."""
+    server = Server()
+    server.refuses = ApiError(status, "Refused", "no")
+    house = House(server, BLUE, model("a"))
+    for now_s in seconds(GRACE_S):
+        await house.at(now_s)
+        assert not house.told
+    for now_s in seconds(2 * LOOK_S):
+        await house.at(GRACE_S + now_s)
+    assert house.serves == {model("a")[0]}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the Lease models.pilotlight.dev cannot be held namespace=a error={status} Refused: no"
+    ]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 409, 429, 500, 503])
+async def test_a_known_holder_stays_known_while_the_api_server_refuses(status: int) -> None:
+    server = Server()
+    blue, green = House(server, BLUE, model("a")), House(server, GREEN, model("a"))
+    await blue.at(0.0)
+    await green.at(0.0)
+    for now_s in seconds(2 * LOOK_S):
+        server.raises = [ApiError(status, "Busy", "later")] if status != 404 else []
+        server.refuses = ApiError(404, "NotFound", "deleted meanwhile") if status == 404 else None
+        await green.at(now_s)
+    assert (blue.serves, green.serves) == ({model("a")[0]}, set())
+    server.raises = []
+    await blue.at(RENEW_S + LOOK_S)
+    assert blue.serves == {model("a")[0]}
+
+
+async def test_the_holder_serves_after_a_restart_although_it_cannot_renew_the_lease() -> None:
+    server = Server()
+    await House(server, BLUE, model("a")).at(0.0)
+    server.refuses = ApiError(500, "InternalError", "failed calling webhook")
+    again = House(server, BLUE, model("a"))
+    await again.at(0.0)
+    assert again.serves == {model("a")[0]}
+
+
+async def test_a_lease_that_was_deleted_is_taken_by_who_looks_first() -> None:
+    server = Server()
+    blue, green = House(server, BLUE, model("a")), House(server, GREEN, model("a"))
+    await blue.at(0.0)
+    await green.at(0.0)
+    server.leases.clear()
+    await green.at(LOOK_S)
+    assert green.serves == {model("a")[0]}
+    await blue.at(LOOK_S)
+    assert blue.serves == set()
+
+
+TITLES = st.sampled_from(["", BLUE, GREEN])
+
+
+@given(TITLES, st.floats(0, 1000), st.floats(0, 1000))
+def test_a_claim_is_only_taken_when_nobody_renewed_it_for_its_duration(
+    holder: str, since_s: float, now_s: float
+) -> None:
+    does = Claim(holder, "x", CLAIM_S, since_s).next(BLUE, now_s)
+    if holder == BLUE:
+        assert does == ("renew" if now_s - since_s >= RENEW_S else "keep")
+    else:
+        assert (does == "take") == (not holder or now_s - since_s >= CLAIM_S)
+
+
+@given(st.sampled_from([None, BLUE, GREEN]), TITLES)
+def test_of_two_installations_exactly_one_serves(named: str | None, holder: str) -> None:
+    serving = [me for me in (BLUE, GREEN) if not elsewhere(named, holder, me, "a")]
+    assert len(serving) == (2 if named is None and not holder else 1)
