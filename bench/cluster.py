@@ -7,12 +7,22 @@ to the end, whatever the figures.
 
 from __future__ import annotations
 
-from bench import clusterfold, clusterinstallations, clusterlead, clusterpoison, clusterscale, clusterwake, parts
+from bench import (
+    clusterfold,
+    clusterinstallations,
+    clusterlead,
+    clusterpoison,
+    clusterscale,
+    clusterwake,
+    clusterwebhook,
+    parts,
+)
 
 KEYS = (
     "create_ms_p99", "scale_ms_p99", "first_byte_ms_p99", "cold_s_mean", "failed", "rss_mib", "sync_s", "cpu_core",
     "folded_per_s", "requests_per_start", "failover_s", "clean_stop_s", "poisoned", "poison_exits",
     "poison_ratio", "poison_ratio_max", "installations_deleted", "installations_twice", "installations_writes",
+    "webhook_slow_s", "webhook_away_s",
 )  # fmt: skip
 PARTS: dict[str, parts.Part] = {
     "fold": clusterfold.measure,
@@ -21,6 +31,7 @@ PARTS: dict[str, parts.Part] = {
     "lead": clusterlead.measure,
     "poison": clusterpoison.measure,
     "installations": clusterinstallations.measure,
+    "webhook": clusterwebhook.measure,
 }
 """In the order in which they run."""
 

@@ -27,7 +27,7 @@ from tests.cluster import definitions
 from tests.cluster.conftest import make_namespace
 
 MODELS = ("ada", "bob", "cat")
-CALLED_S, REST_S = 24.0, 12.0
+CALLED_S, REST_S = 36.0, 60.0
 OTHER = "other"
 """A second namespace: of engines, or of a Lease."""
 EVERY_S = 0.25
@@ -126,7 +126,7 @@ async def _pair(
         while await _pods(one):
             await asyncio.sleep(EVERY_S)
         for namespace in (one.namespace, OTHER):
-            for lease in ("pilotlight-models", "pilotlight", "two", "bench"):
+            for lease in ("models.pilotlight.dev", "pilotlight", "two", "bench"):
                 try:
                     await one.api.delete(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}")
                 except ApiError as error:
