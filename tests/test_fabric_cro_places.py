@@ -16,6 +16,7 @@ from autoscaler.capacity.turns import Turns
 from autoscaler.leases import LeaseRefused, LeasesSeen, OffersSeen
 from autoscaler.providers import Cro, ProviderSettings
 from autoscaler.settings import Settings
+from autoscaler.world import DeviceId, SliceId
 from pilotlight.supplies import Supplies
 from tests.contracts.provider import order, release
 from tests.kit.cro_rack import MODEL, NODE, SETTINGS, Rack, world
@@ -108,5 +109,38 @@ def test_an_order_waits_a_moment_for_a_request_that_is_over_to_be_gone(takes_s: 
         else:
             with pytest.raises(RefusedError, match="its request"):
                 await provider.acquire(made)
+
+    rack.run(scenario())
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_device_that_its_node_shows_before_the_operator_calls_it_online_takes_one_place_not_two(
+    *, told: bool
+) -> None:
+    """The operator looks again 30 s later. Until then an order for the same node was refused, and the node then left
+    alone for a minute, so that somebody else's place was taken.
+    """
+    rack = Rack()
+
+    async def scenario() -> None:
+        rack.cro.visible = lambda node, uuid: False
+        provider, attached = rack.provider(), list[str]()
+        rack.cro.attached = lambda node, uuid: attached.append(uuid)
+        (offer,) = await provider.offers()
+        assert offer.devices_max == 3
+        await provider.acquire(order(offer))
+        while not attached:
+            assert [one.devices_max for one in await provider.offers()] == [2], "it is on its way"
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(rack.cro.period_s)
+        assert [one["status"]["state"] for one in rack.resources()] == ["Attaching"]
+        assert [one.devices_max for one in await provider.offers()] == [2], "its node does not show it"
+        shown = world(devices=2)
+        newest = shown.slices[SliceId(f"{NODE}/gpu1")]
+        if told:
+            newest = replace(newest, id=SliceId(attached[0]), device=DeviceId(attached[0]))
+        rack.world = replace(world(), slices={**world().slices, newest.id: newest})
+        assert [one.devices_max for one in await provider.offers()] == [2]
+        await provider.acquire(replace(order(offer, 1), devices=2))
 
     rack.run(scenario())

@@ -287,10 +287,20 @@ class CroFabric:
     def _room(self, site: Site, seen: _Seen) -> int:
         """So many more may be attached there. What others attached is seen there, or on its way."""
         here = [one for one in seen.requests if one.node == site.node]
-        online = sum(one.node == site.node and one.state == objects.ONLINE for one in seen.resources)
-        coming = max(0, sum(one.size for one in here) - online)
         there, ours = seen_on(self._world(), site.node), sum(one.ours for one in here)
-        return site.most - max(there + coming, self._before(site.node, seen) + ours)
+        before = self._before(site.node, seen)
+        coming = max(0, sum(one.size for one in here) - self._arrived(site.node, seen, there - before))
+        return site.most - max(there + coming, before + ours)
+
+    def _arrived(self, node: str, seen: _Seen, more: int) -> int:
+        """Devices that the fabric gave to a node and that the node shows. The operator says so of each when it looks
+        next, up to 30 s later; until then they are known by their UUIDs, or, on a node that only counts, since it has
+        `more` than it had without ours.
+        """
+        given = [one for one in seen.resources if one.node == node and (one.device_id or one.state == objects.ONLINE)]
+        shown = {one.device for one in self._world().slices.values()}
+        online = sum(one.state == objects.ONLINE or one.device_id in shown for one in given)
+        return max(online, min(len(given), more))
 
     def _offer(self, site: Site, room: int) -> Offer | None:
         world = self._world()
