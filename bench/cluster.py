@@ -22,7 +22,7 @@ KEYS = (
     "create_ms_p99", "scale_ms_p99", "first_byte_ms_p99", "cold_s_mean", "failed", "rss_mib", "sync_s", "cpu_core",
     "folded_per_s", "requests_per_start", "failover_s", "clean_stop_s", "poisoned", "poison_exits",
     "poison_ratio", "poison_ratio_max", "installations_deleted", "installations_twice", "installations_writes",
-    "webhook_slow_s", "webhook_away_s",
+    "webhook_slow_s", "webhook_away_s", "etcd_error_s",
 )  # fmt: skip
 PARTS: dict[str, parts.Part] = {
     "fold": clusterfold.measure,

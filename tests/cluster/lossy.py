@@ -1,4 +1,4 @@
-"""A way to the API server on which things are lost: the ends of pods, or every watch again and again.
+"""A way to the API server on which things are lost: the ends of pods, every watch again and again, or new pods.
 
 A proxy in clear on 127.0.0.1 that passes on all that it is asked, and reads watches line by line.
 """
@@ -20,6 +20,12 @@ from autoscaler.drivers.kubernetes.access import Access
 NOT_PASSED_ON = frozenset(("host", "content-length", "transfer-encoding", "accept-encoding", "connection"))
 
 
+ETCD = {
+    "apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "InternalError", "code": 500,
+    "message": "etcdserver: leader changed",
+}  # fmt: skip
+
+
 class Lossy:
     """Use `running`. What is lost may be changed at any time."""
 
@@ -29,6 +35,8 @@ class Lossy:
         """Of pods: no DELETED is passed on."""
         self.watch_s: float | None = None
         """A watch is cut after so long."""
+        self.fails = 0
+        """So many of the next pods to be made are answered with an error of etcd, as after a change of its leader."""
         self.lost = self.cuts = 0
         self._session: aiohttp.ClientSession
 
@@ -59,6 +67,9 @@ class Lossy:
         return path
 
     async def _pass(self, asked: web.Request) -> web.StreamResponse:
+        if self.fails and asked.method == "POST" and asked.path.endswith("/pods"):
+            self.fails -= 1
+            return web.json_response(ETCD, status=500)
         headers = {name: value for name, value in asked.headers.items() if name.lower() not in NOT_PASSED_ON}
         async with self._session.request(
             asked.method, self._way.server + asked.path_qs, headers=headers | await self._way.headers(),

@@ -29,8 +29,10 @@ from autoscaler.faults import described
 from autoscaler.ownership import ANYBODYS, Ownership
 from autoscaler.world import Replica
 
-RETRY_S, RETRY_S_MAX = 0.2, 10.0
-"""Pauses of an order that cannot be carried out yet: a quota is looked at, a server asked, so often."""
+RETRY_S, RETRY_GROWTH, RETRY_S_MAX = 0.2, 1.5, 10.0
+"""Pauses of an order that cannot be carried out yet (a quota that is full, a server in trouble): the first, how they
+grow, and the longest. With this growth an order waits at most half as long again as the trouble lasted.
+"""
 CONFLICTS_MAX = 20
 """Versions that a pod may run through (its kubelet writes, too) between our mark and our delete."""
 BUSY = frozenset((408, 429))
@@ -336,7 +338,7 @@ class _Pauses:
 
     async def rest(self, sooner: asyncio.Event | None = None) -> None:
         pause_s = self._next_s * random.uniform(0.5, 1)  # noqa: S311  no secret
-        self._next_s = min(2 * self._next_s, RETRY_S_MAX)
+        self._next_s = min(RETRY_GROWTH * self._next_s, RETRY_S_MAX)
         try:
             async with asyncio.timeout(pause_s):
                 await (sooner or asyncio.Event()).wait()
