@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import contained
-from autoscaler.drivers.kubernetes.adoption import driver, runner
+from autoscaler.drivers.kubernetes import podevents
+from autoscaler.drivers.kubernetes.adoption import driver, runner, workload
 from autoscaler.drivers.kubernetes.adoption.annotations import Others, model_of
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
 from autoscaler.drivers.kubernetes.adoption.seen import PodSeen, WorkloadSeen
@@ -43,6 +44,8 @@ class Plane:
         self.asked: list[str] = []
         """Writes that were asked for."""
         self.unreadable = UnreadableObjects()
+        self.events: list[Object] = []
+        """About pods, whoever asks."""
 
     def put(self, path: str, found: Object) -> None:
         """It is there so from now on."""
@@ -54,8 +57,11 @@ class Plane:
             if at == path:
                 queue.put_nowait(("MODIFIED", made))
 
-    async def get(self, path: str) -> Object:
+    async def get(self, path: str, **query: str) -> Object:
         """Nobody else scales here."""
+        if path.endswith("/events"):
+            assert query["fieldSelector"].startswith("involvedObject.uid=uid-")
+            return {"items": self.events}
         raise ApiError(404, "NotFound", path)
 
     async def watch(
@@ -128,6 +134,11 @@ class House:
             while not all(any(id.startswith(name) and now is how for id, now in self.now().items())
                           for name, how in seen):  # fmt: skip
                 await asyncio.sleep(0)
+
+    def reasons(self, name: str) -> list[str]:
+        """Why Replicas whose names begin so ended."""
+        seen = (one for one in self._observed.all if isinstance(one, ReplicaSeen))
+        return [one.reason for one in seen if one.seen is Seen.EXITED and one.id.startswith(name)]
 
     def faults(self) -> list[FaultSeen]:
         """What the driver reported of exceptions."""
@@ -329,6 +340,26 @@ def test_a_change_that_a_callback_failed_to_take_is_reported_again() -> None:
         watched._tell([(key, "new")])
     watched._tell([(key, "new")])
     assert took == ["raised", Change(key, None, "new")]
+
+
+async def test_a_failed_mount_ends_the_start_of_an_adopted_pod_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podevents, "LOOK_S", 0.01)
+    monkeypatch.setattr(runner, "IMAGE_S_MAX", 0.01)
+    monkeypatch.setattr(workload, "UNORDERED_S", 0.0)
+    why = 'MountVolume.SetUp failed for volume "a" : secret "login" not found'
+    async with serving("ada", "bob") as house:
+        house.plane.events = [
+            {"reason": "FailedMount", "message": why, "lastTimestamp": "2026-01-01T00:00:09Z", "metadata": {}}
+        ]
+        state = {"name": "engine", "state": {"waiting": {"reason": "ContainerCreating"}}}
+        created = pod("ada", podIP="", conditions=[], phase="Pending", containerStatuses=[state])
+        created["metadata"] |= {"name": "ada-h-2", "uid": "uid-ada-h-2"}
+        scaled = deployment("ada", models="ada")
+        scaled["spec"]["replicas"] = 2
+        house.plane.put(APPS, scaled)
+        house.plane.put(PODS, created)
+        await house.until(("ada-h-2", Seen.CLEAN), ("ada-h-1", Seen.READY), ("bob", Seen.READY))
+        assert house.reasons("ada-h-2") == [f"FailedMount: {why}"]
 
 
 async def test_what_another_installation_serves_is_left_to_it_and_taken_over_when_it_leaves() -> None:

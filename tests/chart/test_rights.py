@@ -60,7 +60,7 @@ def adoption(where: str) -> set[Grant]:
 
 
 def adopted(where: str) -> set[Grant]:
-    return adoption(where) | grants(where, "", "pods", ("patch",))
+    return adoption(where) | grants(where, "", "pods", ("patch",)) | grants(where, "", "events", ("list",))
 
 
 def home(engines: str) -> set[Grant]:
@@ -88,7 +88,7 @@ CLUSTER = {
     *home("pilotlight-engines"),
     *grants("pilotlight-engines", "resource.k8s.io", "resourceclaims", ("get", "create", "patch", "delete")),
 }
-CORDON, DELETION_COST = grants("*", "", "nodes", ("patch",)), grants("*", "", "pods", ("patch",))
+CORDON = grants("*", "", "nodes", ("patch",))
 CUTTING = grants("gpu-operator", "", "configmaps", ("create",)) | grants(
     "gpu-operator", "", "configmaps", ("get", "patch"), "pilotlight-mig"
 )
@@ -132,7 +132,7 @@ PUBLISHED = (
 WANTED: dict[str, set[Grant]] = {
     "defaults": CLUSTER,
     "minimal": CLUSTER,
-    "everything": CLUSTER | CORDON | CUTTING | adoption("*") | DELETION_COST | VOLUMES,
+    "everything": CLUSTER | CORDON | CUTTING | adopted("*") | VOLUMES,
     "agents": CLUSTER | VOLUMES,
     "fabric": CLUSTER | FABRIC | GROUPS | LEARNT | CORDON,
     "nodes": CLUSTER | ADDED | GROUPS | LEARNT,

@@ -46,12 +46,6 @@ class Adopting(House):
         async with self.session.post(f"{self.url}/v1/embeddings", json=asked) as answer:
             return answer.status, await answer.text()
 
-    async def said(self, path: str) -> str:
-        """What the autoscaler's operations port answers."""
-        async with self.session.get(f"http://127.0.0.1:{self.ops}/api/v1/{path}") as answer:
-            assert answer.status == 200
-            return await answer.text()
-
     async def until_replicas(self, model: str, state: str, count: int) -> None:
         """So many of a Model are in a state."""
         while json.loads(await self.said(f"models/{model}"))["replicas"].get(state, 0) != count:

@@ -103,6 +103,12 @@ class House:
             await meanwhile()
         await self._start(self._folder / "autoscaler-anew.log")
 
+    async def said(self, path: str) -> str:
+        """What the autoscaler's operations port answers."""
+        async with self.session.get(f"http://127.0.0.1:{self.ops}/api/v1/{path}") as answer:
+            assert answer.status == 200
+            return await answer.text()
+
     async def call(self, model: str) -> tuple[int, str]:
         """One chat completion: (status, what was said)."""
         answer = await chat(self.session, self.url, model)

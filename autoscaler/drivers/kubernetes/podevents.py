@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
+from autoscaler.drivers.kubernetes.adoption.seen import PodSeen as AdoptedPod
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.pods import IMAGE_S_MAX, PodSeen
+from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.watching import Watched
 from autoscaler.words import one_line, unaddressed
 
@@ -25,6 +26,10 @@ FAILURES: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolu
 MESSAGE_MAX: Final = 300
 
 _log = logging.getLogger(__name__)
+
+
+Pod = PodSeen | AdoptedPod
+P = TypeVar("P", PodSeen, AdoptedPod)
 
 
 class _Look(NamedTuple):
@@ -49,24 +54,24 @@ def _when(event: Object) -> tuple[str, int]:
     return str(at)[:19], int(version) if version.isdecimal() else 0
 
 
-class PodEvents:
-    """Of the engines' pods in one namespace. `changed` gets a pod of which something else is known now."""
+class PodEvents(Generic[P]):
+    """Of the pods that `watched` has, all in one namespace. `changed` gets a pod of which something else is known."""
 
     def __init__(
-        self, api: Api, namespace: str, watched: Watched[PodSeen], changed: Callable[[PodSeen], None],
-        clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+        self, api: Api, namespace: str, watched: Watched[P], changed: Callable[[P], None], clock: Callable[[], float]
+    ) -> None:
         self._api = api
         self._path = f"/api/v1/namespaces/{namespace}/events"
-        self._watched, self._changed, self._clock = watched, changed, clock
+        self._watched: Watched[P] = watched
+        self._changed: Callable[[P], None] = changed
+        self._clock = clock
         self._looks: dict[str, _Look] = {}
         self._found: dict[str, str] = {}
         """By the pod's uid: why it waits."""
 
-    def told(self, pod: PodSeen) -> PodSeen:
-        """The pod with what its Events say, where its own status says nothing."""
-        found = self._found.get(pod.uid, "")
-        return pod._replace(waits=found, patience_s=IMAGE_S_MAX) if found and _waits(pod) else pod
+    def failure(self, pod: P) -> str:
+        """What the Events of a pod say, where its own status says nothing; empty: nothing either."""
+        return self._found.get(pod.uid, "") if _waits(pod) else ""
 
     async def run(self) -> None:
         """Until cancelled. Without the right to list Events nothing is known of volumes."""
@@ -94,6 +99,6 @@ class PodEvents:
                 self._changed(there[uid])
 
 
-def _waits(pod: PodSeen) -> bool:
+def _waits(pod: Pod) -> bool:
     """Whether it waits on its node for no reason that its status says."""
-    return bool(pod.node and pod.waits) and pod.patience_s is None and not (pod.prepared or pod.leaving or pod.ended)
+    return bool(pod.bound and pod.waits) and pod.patience_s is None and not (pod.prepared or pod.leaving or pod.ended)

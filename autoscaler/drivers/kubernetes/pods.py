@@ -142,6 +142,11 @@ class PodSeen(NamedTuple):
     """What keeps its object after that."""
 
     @property
+    def bound(self) -> bool:
+        """It has a node."""
+        return bool(self.node)
+
+    @property
     def claims_alone(self) -> bool:
         """Whether it has ResourceClaims, and others have none of them: they are called as it is."""
         return bool(self.claims) and {*self.claims} == {self.name}

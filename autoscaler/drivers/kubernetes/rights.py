@@ -71,7 +71,11 @@ _ADOPTION = (
     ("autoscaling", "horizontalpodautoscalers", ("list", "watch"), "another autoscaler is noticed", True),
     ("keda.sh", "scaledobjects", ("list", "watch"), "another autoscaler is noticed", True),
 )
-_ADOPTED_PODS = ("", "pods", ("patch",), "the drained pod of an adopted Deployment goes first", True)
+_ADOPTED_PODS = (
+    ("", "pods", ("patch",), "the drained pod of an adopted Deployment goes first", True),
+    ("", "events", ("list",), "it is told why a pod of an adopted workload waits for a volume", True),
+)
+"""The engines' namespace has these without adoption."""
 _CORDONS = (Right("", "nodes", ("patch",), "cluster", "`pilotlight cordon` and `drain` are kept", optional=True),)
 _CUT = "GPUs of idle nodes are cut anew"
 _ENGINES = (
@@ -222,7 +226,7 @@ def _adoption(where: Where, adopted: Sequence[str] | None) -> list[Right]:
     return [
         Right(group, resource, verbs, place, use, optional, namespace=namespace)
         for place, namespace in places
-        for group, resource, verbs, use, optional in (*_ADOPTION, *(() if place == "engines" else (_ADOPTED_PODS,)))
+        for group, resource, verbs, use, optional in (*_ADOPTION, *(() if place == "engines" else _ADOPTED_PODS))
     ]
 
 

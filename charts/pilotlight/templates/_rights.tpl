@@ -20,6 +20,7 @@
 - {apiGroups: [keda.sh], resources: [scaledobjects], verbs: [list, watch]}
 {{- if include "pilotlight.cluster" . }}
 - {apiGroups: [""], resources: [pods], verbs: [patch]}   # which pod of an adopted Deployment goes first
+- {apiGroups: [""], resources: [events], verbs: [list]}   # why a pod waits for a volume
 {{- end }}
 {{- end -}}
 

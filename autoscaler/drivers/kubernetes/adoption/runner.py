@@ -20,6 +20,8 @@ from autoscaler.drivers.kubernetes.adoption.pod import Mark
 from autoscaler.drivers.kubernetes.adoption.seen import COST, GOES_FIRST, INTENT, REPLICA, PodSeen, read_pod
 from autoscaler.drivers.kubernetes.adoption.workload import Workload
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.drivers.kubernetes.podevents import PodEvents
+from autoscaler.drivers.kubernetes.pods import IMAGE_S_MAX
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
 from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.faults import Failure, attempt, described
@@ -60,6 +62,7 @@ class Runner:
         self._pods = Watched(
             means.api, self._pods_path, self._read, self._pods_changed, labelSelector=core.seen.selector
         )
+        self._events = PodEvents(means.api, key.namespace, self._pods, self._judge_again, means.clock)
         self._uids: dict[str, PodSeen] = {}
         self._tasks = asyncio.TaskGroup()
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -83,6 +86,7 @@ class Runner:
                     self._ask_or_not(uid)
                 self.settle()
                 self.begun.set()
+                tasks.create_task(self._events.run())
                 await self._write_levels()
         finally:
             if self._timer is not None:
@@ -149,12 +153,24 @@ class Runner:
                 self.core.see_pod(old.uid, None, self._now_s())
             if new is not None:
                 self._uids[new.uid] = new
-                self.core.see_pod(new.uid, new, self._now_s())
+                self._see(new)
                 if new.kubelet_decides:
                     self.core.answered(new.uid, new.ready and not new.leaving, self._now_s())
             for uid in {one.uid for one in (old, new) if one is not None}:
                 self._ask_or_not(uid)
         self.settle()
+
+    def _see(self, pod: PodSeen) -> None:
+        """With what its Events say."""
+        said = self._events.failure(pod)
+        seen = pod._replace(waits=said, patience_s=IMAGE_S_MAX) if said else pod
+        self.core.see_pod(pod.uid, seen, self._now_s())
+
+    def _judge_again(self, pod: PodSeen) -> None:
+        """Its Events say something else."""
+        if pod.uid in self._uids:
+            self._see(self._uids[pod.uid])
+            self.settle()
 
     def _ask_or_not(self, uid: str) -> None:
         """A pod is probed for as long as its engine runs."""
