@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import uuid
@@ -19,14 +20,23 @@ NOT_SERVED = frozenset({"Certificate", "Issuer", "PodMonitor", "ServiceMonitor",
 HOOKS = "helm.sh/hook"
 
 
+QUOTA = {f"{of}.{what}": most for of in ("requests", "limits") for what, most in (("cpu", "64"), ("memory", "64Gi"))}
+"""With it each container of a namespace must say all four."""
+
+
 @functools.cache
 def rendered(name: str, namespace: str) -> tuple[Object, ...]:
     """What is installed: without hooks, in a namespace that is there."""
-    values: dict[str, Any] = SETS[name]
-    text = yaml.safe_dump(values).replace("home", namespace)
-    found = (part for path, part in texts(yaml.safe_load(text), namespace=namespace).items() if path.endswith(".yaml"))
-    objects = [one for part in found for one in yaml.load_all(part, yaml.CSafeLoader) if one]
-    return tuple(one for one in objects if HOOKS not in one["metadata"].get("annotations", {}))
+    text = yaml.safe_dump(SETS[name]).replace("home", namespace)
+    return tuple(
+        one for one in objects(yaml.safe_load(text), namespace) if HOOKS not in one["metadata"].get("annotations", {})
+    )
+
+
+def objects(values: dict[str, Any], namespace: str) -> list[Object]:
+    """All that is rendered."""
+    found = (part for path, part in texts(values, namespace=namespace).items() if path.endswith(".yaml"))
+    return [one for part in found for one in yaml.load_all(part, yaml.CSafeLoader) if one]
 
 
 async def collection(api: Api, one: Object) -> str:
@@ -67,4 +77,48 @@ async def test_every_object_of_a_value_set_is_admitted(api: Api, name: str) -> N
         admitted = await api.apply(f"{path}/{one['metadata']['name']}?dryRun=All", one, "chart")
         assert admitted["metadata"]["name"] == one["metadata"]["name"]
     assert unserved <= NOT_SERVED
+    await api.delete(f"/api/v1/namespaces/{home}")
+
+
+def pods(limits: dict[str, str], namespace: str) -> list[Object]:
+    """One of each workload and of `helm test`, all containers with such limits; agents in the same namespace."""
+    has = {"resources": {"limits": limits}}
+    agent = {**has, "enabled": True, "namespace": namespace}
+    parts = {"gateway": has, "autoscaler": has, "agent": agent, "doctor": has}
+    found = list[Object]()
+    for one in objects(parts, namespace):
+        if one["kind"] == "Pod":
+            found.append(one)
+        elif one["kind"] in {"Deployment", "DaemonSet"}:
+            template = one["spec"]["template"]
+            metadata = {"name": one["metadata"]["name"], "labels": template["metadata"]["labels"]}
+            found.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+    return found
+
+
+async def refusal(api: Api, pod: Object, namespace: str) -> str:
+    """Why a pod is refused; empty: it is admitted (a dry run)."""
+    whole = {**pod, "spec": {key: value for key, value in pod["spec"].items() if key != "serviceAccountName"}}
+    try:
+        await api.create(f"/api/v1/namespaces/{namespace}/pods?dryRun=All", whole)
+    except ApiError as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.standard
+async def test_every_pod_of_a_release_is_admitted_by_a_quota_that_demands_limits(api: Api) -> None:
+    """knative/serving#4134: with limits in the values no container lacks one; without them the quota refuses."""
+    home = f"chart-{uuid.uuid4().hex[:8]}"
+    await make_namespace(api, home)
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": QUOTA}}
+    path = f"/api/v1/namespaces/{home}/resourcequotas"
+    await api.create(path, quota)
+    while not (await api.get(f"{path}/q")).get("status", {}).get("hard"):
+        await asyncio.sleep(0.05)
+    made = pods({"cpu": "1", "memory": "1Gi"}, home)
+    assert len(made) == 4
+    assert [await refusal(api, one, home) for one in made] == [""] * 4
+    for one in pods({}, home):
+        assert "must specify limits.cpu" in await refusal(api, one, home)
     await api.delete(f"/api/v1/namespaces/{home}")
