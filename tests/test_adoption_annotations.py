@@ -221,6 +221,12 @@ def pod_object(
         ({"readinessProbe": {"httpGet": {"port": 9100}, "successThreshold": 2}}, (8080, 8080, None, True)),
         ({"readinessProbe": {"httpGet": {"port": 9100, "httpHeaders": [{"name": "A", "value": "b"}]}}},
          (8080, 8080, None, True)),
+        ({"ports": [{"containerPort": 9000, "name": "http"}],  # as Istio rewrites probes
+          "readinessProbe": {"httpGet": {"path": "/app-health/engine/readyz", "port": 15020}}},
+         (9000, 15020, "/app-health/engine/readyz", False)),
+        ({"ports": [{"containerPort": 9000, "name": "http"}],  # a name that no port has
+          "readinessProbe": {"httpGet": {"path": "/ready", "port": "htpp"}}}, (9000, 9000, "/ready", False)),
+        ({"livenessProbe": {"httpGet": {"port": 9100}}}, (8080, 8080, None, False)),
     ],
 )  # fmt: skip
 def test_where_a_pod_answers_comes_from_its_own_template(
@@ -261,6 +267,24 @@ def test_a_pod_is_held_until_its_kubelet_would_send_requests(
     seen = read_pod({**found, "spec": {**found["spec"], **spec}}, KEY, "engine")
     assert seen is not None
     assert seen.held == held
+
+
+@pytest.mark.parametrize("name", ["vault-agent-init", "linkerd-init", "istio-validation"])
+@pytest.mark.parametrize(
+    ("state", "waits"),
+    [({"waiting": {"reason": "ErrImagePull", "message": "not found"}}, "ErrImagePull: init container {}: not found"),
+     ({"waiting": {"reason": "CrashLoopBackOff"}}, "CrashLoopBackOff: init container {}")],
+)  # fmt: skip
+def test_a_pod_that_waits_on_an_injected_container_names_it_and_waits_a_minute(
+    name: str, state: dict[str, Any], waits: str
+) -> None:
+    status = {
+        "initContainerStatuses": [{"name": name, "state": state}],
+        "containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": "PodInitializing"}}}],
+    }
+    seen = read_pod(pod_object({}, status), KEY, "engine")
+    assert seen is not None
+    assert (seen.waits, seen.patience_s) == (waits.format(name), 60.0)
 
 
 def test_the_container_with_the_annotated_port_serves() -> None:
