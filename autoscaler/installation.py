@@ -75,14 +75,14 @@ class Installation:
         self._statuses |= statuses or {}
         self._put(source)
 
-    def whose(self, namespace: str, named: str | None) -> str | None:
-        """Why another installation serves a Model of `namespace` that names `named`, in a sentence; empty: this one
-        serves it; None: it is not known yet.
+    def whose(self, namespace: str, named: str | None, field: str = "spec.installation") -> str | None:
+        """Why another installation serves a Model of `namespace` that names `named` in `field`, in a sentence; empty:
+        this one serves it; None: it is not known yet.
         """
         holder = "" if self._ask is None else self._holders.get(namespace)
         if named is None and holder is None:
             return None
-        return elsewhere(named, holder or "", self._title, namespace)
+        return elsewhere(named, holder or "", self._title, namespace, field)
 
     def heard(self, origin: Origin, status: Status) -> None:
         """What another installation wrote of a Model that may become ours."""

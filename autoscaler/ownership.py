@@ -60,15 +60,15 @@ class Claim(NamedTuple):
         return "take" if not self.holder or now_s - self.since_s >= self.duration_s else "leave"
 
 
-def elsewhere(named: str | None, holder: str, me: str, namespace: str) -> str:
-    """Why `me` does not serve a Model of `namespace` that names the installation `named`; empty: it does."""
+def elsewhere(named: str | None, holder: str, me: str, namespace: str, field: str = "spec.installation") -> str:
+    """Why `me` does not serve a Model of `namespace` that names the installation `named` in `field`; empty: it does."""
     if named is not None:
-        return "" if named == me else f"spec.installation is {named}; installation {me} does not serve this Model"
+        return "" if named == me else f"{field} is {named}; installation {me} does not serve this Model"
     if holder in {"", me}:
         return ""
     return (
-        f"installation {holder} serves the Models of namespace {namespace}, which installation {me} watches, too: "
-        f"to move this Model, set spec.installation; to end this, configure different namespaces"
+        f"installation {holder} serves the Models of namespace {namespace}, which installation {me} also watches: "
+        f"to let {me} serve this Model, set {field} to {me}; otherwise configure different namespaces"
     )
 
 

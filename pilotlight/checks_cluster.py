@@ -263,7 +263,7 @@ async def installations(api: Api, scene: Scene) -> list[Finding]:
             namespace, holder = lease["metadata"]["namespace"], (lease.get("spec") or {}).get("holderIdentity")
             if holder and holder != me:
                 says = f"installation {holder} serves the Models of namespace {namespace}"
-                fix = f"to serve a Model of it here, set its spec.installation to {me}"
+                fix = f"to let this installation serve a Model, set the Model's spec.installation to {me}"
                 findings.append(Finding("installation", "info", says, fix))
     return findings
 

@@ -319,9 +319,12 @@ def identity(given: str) -> str:
 
 
 def launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> engines.Launch:
-    """How its engine is started in a pod. Raises EngineError, also where no image is named."""
+    """How its engine is started in a pod, whose address is of the same family as this pod's (POD_IP). Raises
+    EngineError, also where no image is named.
+    """
     image(model)
-    return engines.launch(model, mounts.path_of(model.spec.artifact), host, port, IN_IMAGES, gpus=True, given=given)
+    path, ipv6 = mounts.path_of(model.spec.artifact), ":" in environ.get("POD_IP", "")
+    return engines.launch(model, path, host, port, IN_IMAGES, gpus=True, given=given, ipv6=ipv6)
 
 
 def image(model: Model) -> str:

@@ -33,6 +33,7 @@ from autoscaler.installation import CUSTOMS, FILES, Installation, Status
 from autoscaler.model import Model
 from autoscaler.names import Origin
 from autoscaler.observations import DocumentsSeen
+from autoscaler.ownership import INSTALLATION
 from autoscaler.tenant import Tenant
 from pilotlight.quiet import say
 from pilotlight.sizes import Sizes
@@ -94,7 +95,8 @@ class Resources:
         self.adopted = AdoptedDriver(
             acting, namespaces if options.adopt_in is None else options.adopt_in,
             lambda models: self._installation.put(ADOPTED, models),
-            hold_s=lambda: self._loop.world.settings.adoption.hold_seconds, whose=self._installation.whose,
+            hold_s=lambda: self._loop.world.settings.adoption.hold_seconds,
+            whose=partial(self._installation.whose, field=INSTALLATION),
             note=self._note, clock=clock, pace=pace,
         )  # fmt: skip
         self._statuses = Statuses(

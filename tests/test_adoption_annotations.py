@@ -225,7 +225,7 @@ def pod_object(
           "readinessProbe": {"httpGet": {"path": "/app-health/engine/readyz", "port": 15020}}},
          (9000, 15020, "/app-health/engine/readyz", False)),
         ({"ports": [{"containerPort": 9000, "name": "http"}],  # a name that no port has
-          "readinessProbe": {"httpGet": {"path": "/ready", "port": "htpp"}}}, (9000, 9000, "/ready", False)),
+          "readinessProbe": {"httpGet": {"path": "/ready", "port": "htpp"}}}, (9000, 9000, "/ready", True)),
         ({"livenessProbe": {"httpGet": {"port": 9100}}}, (8080, 8080, None, False)),
     ],
 )  # fmt: skip

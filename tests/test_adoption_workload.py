@@ -68,6 +68,51 @@ def test_a_pod_whose_image_cannot_be_pulled_is_a_failed_start_after_a_minute_and
     assert bench.write() == 0
 
 
+def test_the_next_start_is_refused_for_a_minute_or_until_the_template_changes() -> None:
+    """Else each Call would wait a minute for the same failure."""
+    bench = Bench()
+    bench.core.begin(0.0)
+    bench.start("a")
+    bench.write()
+    bench.pod("p1", started_unix_s=None, ip="", waits=IMAGE, patience_s=60.0)
+    assert not bench.core.obstacle(59.0)
+    bench.core.look(60.0)
+    assert [bench.core.obstacle(now_s) for now_s in (60.0, 119.0, 120.0)] == [IMAGE, IMAGE, ""]
+    bench.scaled(0, template="new")
+    assert not bench.core.obstacle(61.0)
+
+
+def test_an_init_container_that_crashes_ends_the_start_a_minute_after_its_first_crash() -> None:
+    """Its patience lasts while it runs again; before the crash it was a longer one."""
+    bench = Bench()
+    bench.core.begin(0.0)
+    bench.start("a")
+    bench.write()
+    bench.pod("p1", started_unix_s=None, ip="", waits="init container a has not finished", patience_s=900.0)
+    for now_s in (100.0, 110.0, 125.0):
+        bench.now_s = now_s
+        bench.pod("p1", waits=f"CrashLoopBackOff: init container a ({now_s})", patience_s=60.0)
+    assert bench.core.due_s() == 160.0
+    bench.core.look(160.0)
+    assert bench.told()[-1] == ("a", "exited")
+
+
+def test_a_pod_that_has_ended_and_is_kept_by_a_finalizer_is_gone() -> None:
+    bench = Bench(replicas=1)
+    bench.core.begin(0.0)
+    bench.pod("p1")
+    bench.core.look(5.0)
+    bench.ready("p1")
+    (replica,) = {id for id, _ in bench.told()}
+    bench.pod("p1", leaving=True, finalizers=("kueue.x-k8s.io/managed",))
+    bench.pod("p1", ended="ended with status 0", over=True, started_unix_s=None)
+    told = bench.core.take()
+    assert [(one.id, one.seen) for one in told[-2:]] == [(replica, Seen.EXITED), (replica, Seen.CLEAN)]
+    assert told[-1].proof == "exited; its pod is kept by the finalizer kueue.x-k8s.io/managed"
+    bench.gone("p1")
+    assert bench.told() == []
+
+
 def test_a_pod_whose_image_is_pulled_in_time_or_later_is_a_replica() -> None:
     bench = Bench(replicas=1)
     bench.core.begin(0.0)

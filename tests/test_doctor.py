@@ -229,7 +229,7 @@ async def test_namespaces_whose_models_another_installation_serves_are_named() -
         Finding("installation", "ok", "h/pilotlight"),
         Finding(
             "installation", "info", "installation other/x serves the Models of namespace b",
-            "to serve a Model of it here, set its spec.installation to h/pilotlight",
+            "to let this installation serve a Model, set the Model's spec.installation to h/pilotlight",
         ),
     ]  # fmt: skip
     await checks_cluster.installations(api, replace(scene, scope="namespace"))

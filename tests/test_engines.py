@@ -150,6 +150,22 @@ def test_ollama_is_told_by_its_environment() -> None:
     assert start(model("ollama", artifact="file:///store"), "ollama").env["OLLAMA_MODELS"] == "/store"
 
 
+@pytest.mark.parametrize(
+    ("word", "got"),
+    [
+        ("{host}:{port}", "[$(POD_IP)]:9000"),
+        ("http://{host}:{port}/v1", "http://[$(POD_IP)]:9000/v1"),
+        ("[{host}]:{port}", "[$(POD_IP)]:9000"),
+        ("--host={host}", "--host=$(POD_IP)"),
+    ],
+)
+def test_an_ipv6_address_before_a_port_is_in_brackets(word: str, got: str) -> None:
+    made = launch(model("command", command=("run", word)), None, "$(POD_IP)", 9000, {}, ipv6=True)
+    assert made.argv == ("run", got)
+    local = launch(model("command", command=("run", word)), None, "::1", 9000, {})
+    assert local.argv == ("run", got.replace("$(POD_IP)", "::1"))
+
+
 def test_a_command_is_filled_in_and_nothing_else() -> None:
     command = ("sh", "-c", "run {model_path} {name} --m={memory_bytes} {slots}", "{host}:{port}", '{"a": 1}', "{HOME}")
     got = start(model("command", command=command, readiness_path="/ready", memory_bytes=7, args=("{port}",)))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.modelclaims import GRACE_S, LOOK_S, RETRY_S, ModelClaims
+from autoscaler.drivers.kubernetes.modelclaims import GRACE_S, LOOK_S, RETRY_S, WITHOUT, ModelClaims
 from autoscaler.installation import CUSTOMS, Installation
 from autoscaler.model import Model, ModelSpec
 from autoscaler.names import Origin
@@ -191,8 +191,23 @@ async def test_where_the_lease_cannot_be_written_models_are_served_after_a_while
         await house.at(GRACE_S + now_s)
     assert house.serves == {model("a")[0]}
     assert [record.getMessage() for record in caplog.records] == [
-        f"the Lease models.pilotlight.dev cannot be held namespace=a error={status} Refused: no"
+        f"event=model_lease_refused lease=models.pilotlight.dev namespace=a effect={WITHOUT} error={status} Refused: no"
     ]
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_process_that_starts_in_trouble_waits_until_it_can_read_who_holds_the_lease(status: int) -> None:
+    """Another installation may serve the Models: without its Lease both would."""
+    server = Server()
+    await House(server, GREEN, model("a")).at(0.0)
+    blue = House(server, BLUE, model("a"))
+    for now_s in seconds(3 * GRACE_S):
+        server.raises = [ApiError(status, "Busy", "later")]
+        await blue.at(now_s)
+        assert not blue.told
+    server.raises = []
+    await blue.at(4 * GRACE_S)
+    assert (blue.told, blue.serves) == (1, set())
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 409, 429, 500, 503])

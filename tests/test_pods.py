@@ -304,8 +304,10 @@ def first(state: dict[str, Any], **more: Any) -> dict[str, Any]:
         (first({"waiting": {"reason": "CrashLoopBackOff"}}), "", "CrashLoopBackOff: init container istio-proxy", 60.0),
         (first({"waiting": {"reason": "PodInitializing"}}), "", "it is not scheduled yet", None),
         (first({"running": {}}, restartCount=2), "", "CrashLoopBackOff: init container istio-proxy", 60.0),
-        (first({"running": {}}, restartCount=2, ready=True), "", "it is not scheduled yet", None),
-        (first({"running": {}}, restartCount=1), "", "it is not scheduled yet", None),
+        (first({"running": {}}, restartCount=1), "", "CrashLoopBackOff: init container istio-proxy", 60.0),
+        (first({"terminated": {"exitCode": 1}}), "", "CrashLoopBackOff: init container istio-proxy", 60.0),
+        (first({"terminated": {"exitCode": 0}}, restartCount=2), "", "it is not scheduled yet", None),
+        (first({"running": {}}), "", "init container istio-proxy has not finished", 900.0),
         ({"phase": "Failed", **first({"terminated": {"exitCode": 1, "reason": "Error", "message": "no iptables"}})},
          "init container istio-proxy ended with status 1: no iptables", "", None),
         ({"phase": "Failed", **first({"terminated": {"exitCode": 137, "reason": "OOMKilled"}})},
@@ -317,6 +319,23 @@ def test_a_pods_status_means(of: dict[str, Any], ended: str, waits: str, patienc
     found = pods.read(alive(manifest(model(), "n1/gpu0"), **of))
     assert found is not None
     assert (found.ended, found.waits, found.patience_s) == (ended, waits, patience_s)
+
+
+@pytest.mark.parametrize(
+    ("container", "waits"),
+    [
+        ({"state": {"running": {}}, "started": False}, "init container istio-proxy has not started"),
+        ({"state": {"running": {}}, "started": True}, "it is not scheduled yet"),
+        ({"state": {"running": {}}, "started": True, "ready": True, "restartCount": 3}, "it is not scheduled yet"),
+        ({"state": {"running": {}}, "restartCount": 1}, "CrashLoopBackOff: init container istio-proxy"),
+    ],
+)  # fmt: skip
+def test_an_engine_waits_for_a_native_sidecar_until_it_has_started(container: dict[str, Any], waits: str) -> None:
+    pod = alive(manifest(model(), "n1/gpu0"), initContainerStatuses=[{"name": "istio-proxy", **container}])
+    pod["spec"]["initContainers"] = [{"name": "istio-proxy", "restartPolicy": "Always"}]
+    found = pods.read(pod)
+    assert found is not None
+    assert found.waits == waits
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from autoscaler.capacity.fabric_redfish import RedfishFabric
 from autoscaler.capacity.redfish_cluster import NOTES, Access, AccessError, ConfigMapNotes, OpenSites
 from autoscaler.capacity.redfish_http import Login
 from autoscaler.capacity.redfish_reading import Noted
+from autoscaler.ownership import Ownership
 from autoscaler.providers import ProviderSettings, Redfish
 from autoscaler.settings import Settings
 from autoscaler.world import World
@@ -126,6 +127,24 @@ def test_notes_are_of_one_provider_and_written_only_over_what_was_read() -> None
         assert now.marks == {"/redfish/v1/b": "pilotlight name=a b"}
         assert await mine.write(Noted({}, now.version))
         assert played.objects[f"/api/v1/namespaces/home/configmaps/{NOTES}"]["data"] == {"pod3": "/x y z\n"}
+
+    asyncio.run(scenario())
+
+
+def test_notes_of_two_installations_of_a_namespace_are_apart_and_those_of_an_earlier_version_are_read() -> None:
+    async def scenario() -> None:
+        played = PlayedServer(lambda: 0.0)
+        earlier = ConfigMapNotes(played, "home", "pod2")
+        assert await earlier.write(Noted({"/a": "x"}, (await earlier.read()).version))
+        played.owner = Ownership("home-1")
+        mine = ConfigMapNotes(played, "home", "pod2")
+        found = await mine.read()
+        assert found.marks == {"/a": "x"}
+        assert await mine.write(found)
+        played.owner = Ownership("home-2")
+        others = ConfigMapNotes(played, "home", "pod2")
+        assert not (await others.read()).marks
+        assert (await mine.read()).marks == {"/a": "x"}
 
     asyncio.run(scenario())
 

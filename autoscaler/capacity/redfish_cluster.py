@@ -94,10 +94,12 @@ def _text(path: Path) -> str | None:
 
 
 class ConfigMapNotes:
-    """Of one provider. See Notes."""
+    """Of one provider of one installation. See Notes. An earlier version used the provider's name alone as the key."""
 
     def __init__(self, server: Server, namespace: str, provider: str) -> None:
-        self._server, self._provider = server, provider
+        self._server, self._old = server, provider
+        installation = server.owner.installation
+        self._key = f"{installation}.{provider}" if installation else provider
         self._all = f"/api/v1/namespaces/{namespace}/configmaps"
 
     async def read(self) -> Noted:
@@ -105,13 +107,15 @@ class ConfigMapNotes:
         found = await self._server.find(f"{self._all}/{NOTES}")
         if found is None:
             return Noted({}, "")
-        lines = str((found.get("data") or {}).get(self._provider, "")).splitlines()
+        data = found.get("data") or {}
+        lines = str(data.get(self._key, data.get(self._old, ""))).splitlines()
         marks = {path: text for path, space, text in (line.partition(" ") for line in lines) if space}
         return Noted(marks, found["metadata"]["resourceVersion"])
 
     async def write(self, noted: Noted) -> bool:
         """See Notes."""
-        data = {self._provider: "".join(f"{path} {text}\n" for path, text in sorted(noted.marks.items())) or None}
+        text = "".join(f"{path} {mark}\n" for path, mark in sorted(noted.marks.items()))
+        data = {self._old: None, self._key: text or None}
         metadata: Object = {"name": NOTES}
         try:
             if noted.version:

@@ -5,7 +5,7 @@ Owns filling in an engine's data. What is installed is given as an argument; not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -32,9 +32,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 def launch(
     model: Model, model_path: str | None, host: str, port: int, available: Mapping[str, str], *, gpus: bool = False,
-    given: Given = AS_ASKED,
+    given: Given = AS_ASKED, ipv6: bool = False,
 ) -> Launch:  # fmt: skip
-    """How to start one Replica listening on (host, port).
+    """How to start one Replica listening on (host, port). `ipv6`: `host` stands for an IPv6 address.
 
     `model_path`: where the weights lie on this node; None: where the artifact says. `available`: name -> path of the
     programs of this node (`llama-server`, `vllm`, `ollama`; for `xllamacpp` and `sglang` a Python that can import it).
@@ -57,12 +57,18 @@ def launch(
             if program.found == "xllamacpp" and model.spec.tls is not None:
                 raise EngineError("spec.tls: the llama extra's server speaks no TLS: use llama-server")  # noqa: TRY301  one boundary
         else:
-            argv = (*fill(model.spec.command, values), *model.spec.args)
+            command = _bracketed(model.spec.command) if ipv6 or ":" in host else model.spec.command
+            argv = (*fill(command, values), *model.spec.args)
         env |= {key: text for key, word in engine.env.items() for text in fill((word,), values)}
     except EngineError as error:
         raise EngineError(f"Model {model.name}: {error}") from None
     told = {name: value for name, value in model.spec.env.items() if isinstance(value, str)}
     return Launch(argv=argv, env=env | told, readiness_path=model.spec.readiness_path or engine.readiness_path)
+
+
+def _bracketed(words: Iterable[str]) -> tuple[str, ...]:
+    """With the brackets that an IPv6 address has before a port (RFC 3986, section 3.2.2)."""
+    return tuple(word.replace("[{host}]", "{host}").replace("{host}:{port}", "[{host}]:{port}") for word in words)
 
 
 def _check_reachable(artifact: str, engine: Engine) -> None:

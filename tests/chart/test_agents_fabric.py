@@ -7,7 +7,7 @@ import pytest
 from helm_python import HelmError
 
 from pilotlight.cli import cli
-from tests.kit.chart import AGENTS_OF_A_FABRIC, SETS, Object, Values, of_kind, pod_specs, texts
+from tests.kit.chart import AGENTS_NAME, AGENTS_OF_A_FABRIC, SETS, Object, Values, of_kind, pod_specs, texts
 
 
 def agent(values: Values) -> Object:
@@ -62,7 +62,7 @@ def test_they_may_end_pods_of_those_namespaces_and_taint_devices() -> None:
     ]  # fmt: skip
     assert len(bound) == 3
     assert {(each["name"], each["namespace"]) for one in bound for each in one["subjects"]} == {
-        ("pl-pilotlight-agent", "pilotlight-agents")
+        (f"{AGENTS_NAME}-agent", "pilotlight-agents")
     }
 
 

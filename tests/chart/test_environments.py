@@ -6,8 +6,9 @@ from typing import Any
 
 import helm_python
 import pytest
+import yaml
 
-from tests.kit.chart import SETS, named, objects, of_kind, pod_specs, texts
+from tests.kit.chart import AGENTS_NAME, SETS, named, objects, of_kind, pod_specs, texts
 
 OPENSHIFT, LABELLED = SETS["openshift"], SETS["labelled"]
 USERS = {"runAsUser", "runAsGroup", "fsGroup"}
@@ -30,6 +31,19 @@ def dns_ports(values: dict[str, Any]) -> set[int]:
     return found[0]
 
 
+@pytest.mark.parametrize(
+    ("pod", "context"),
+    [
+        ({}, {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}),
+        ({"securityContext": {"runAsUser": 7}}, {"runAsUser": 7}),
+    ],
+)
+def test_on_openshift_engines_set_no_user_unless_settings_name_one(pod: dict[str, Any], context: Any) -> None:
+    values = {"openshift": True, "settings": {"pod": pod}}
+    (made,) = [one for one in of_kind(values, "ConfigMap") if "settings.yaml" in one["data"]]
+    assert yaml.safe_load(made["data"]["settings.yaml"])["pod"]["securityContext"] == context
+
+
 def test_dns_may_have_other_ports() -> None:
     assert dns_ports({}) == {53}
     assert dns_ports({"openshift": True}) == {53, 5353}
@@ -39,13 +53,13 @@ def test_dns_may_have_other_ports() -> None:
 def test_pods_have_labels_and_annotations_of_their_own() -> None:
     for kind, name, label in (
         ("Deployment", "pl-pilotlight-gateway", "team"), ("Deployment", "pl-pilotlight-autoscaler", "team"),
-        ("DaemonSet", "pl-pilotlight-agent", "azure.workload.identity/use"),
+        ("DaemonSet", f"{AGENTS_NAME}-agent", "azure.workload.identity/use"),
     ):  # fmt: skip
         made = named(LABELLED, kind, name)
         labels = made["spec"]["template"]["metadata"]["labels"]
         assert label in labels
         assert made["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    agent = named(LABELLED, "DaemonSet", "pl-pilotlight-agent")["spec"]["template"]
+    agent = named(LABELLED, "DaemonSet", f"{AGENTS_NAME}-agent")["spec"]["template"]
     assert agent["metadata"]["annotations"] == {"a": "b"}
     assert agent["spec"]["priorityClassName"] == "system-node-critical"
     assert agent["spec"]["affinity"] == {"nodeAffinity": {}}
@@ -103,7 +117,7 @@ def test_agents_are_refused_in_the_namespace_of_engines() -> None:
     own = {"agent": {"enabled": True, "namespace": "e", "createNamespace": False}}
     values = {**own, "engines": {"namespace": "e", "createNamespace": False}}
     assert not of_kind(values, "Namespace")
-    assert named(values, "DaemonSet", "pl-pilotlight-agent")["metadata"]["namespace"] == "e"
+    assert named(values, "DaemonSet", f"{AGENTS_NAME}-agent")["metadata"]["namespace"] == "e"
 
 
 def test_with_cert_manager_or_secrets_two_renderings_are_equal() -> None:

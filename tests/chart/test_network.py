@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import pytest
 from cryptography import x509
 
+from autoscaler.ownership import INSTALLATION, identity
 from pilotlight.neighbours import CERTIFIED
-from tests.kit.chart import EVERYTHING, SETS, Object, Values, named, of_kind, pod_specs
+from tests.kit.chart import AGENTS_NAME, EVERYTHING, SETS, Object, Values, named, of_kind, pod_specs
 
 
 def policy(values: Values, name: str) -> Object:
@@ -92,7 +94,7 @@ def test_agents_that_are_told_so_keep_to_themselves() -> None:
 
 
 def test_what_agents_show_each_other_is_certified_by_an_authority_that_certifies_nobody_else() -> None:
-    made = named(SETS["agents"], "Secret", "pl-pilotlight-agent-peers")
+    made = named(SETS["agents"], "Secret", f"{AGENTS_NAME}-agent-peers")
     assert made["metadata"]["namespace"] == "pilotlight-agents"
     assert set(made["data"]) == {"ca.crt", "tls.crt", "tls.key"}
     others = [one["data"]["ca.crt"] for one in of_kind(SETS["agents"], "Secret") if one != made and one.get("data")]
@@ -105,6 +107,22 @@ def test_what_agents_show_each_other_is_certified_by_an_authority_that_certifies
     ((_, pod),) = [one for one in pod_specs(given) if one[0] == "agent"]
     assert [one["secret"]["secretName"] for one in pod["volumes"] if one["name"] == "peers"] == ["mine"]
     assert not [one for one in of_kind(given, "Secret") if one["metadata"]["name"].endswith("-peers")]
+
+
+def test_the_policy_of_engines_selects_those_of_this_installation() -> None:
+    """As autoscalers label them."""
+    for values in ({}, {"scope": "namespace"}, {"fullnameOverride": "a" * 60}):
+        words = pod_words(values)
+        (policy,) = [one for one in of_kind(values, "NetworkPolicy") if one["metadata"]["name"].endswith("-engines")]
+        label = identity(words["home"], words["lease"])
+        assert policy["spec"]["podSelector"]["matchLabels"][INSTALLATION] == label
+
+
+def pod_words(values: dict[str, Any]) -> dict[str, str]:
+    """Options of the autoscaler: name -> value."""
+    ((_, spec),) = [one for one in pod_specs(values) if one[0] == "autoscaler"]
+    words = (word.removeprefix("--").partition("=") for word in spec["containers"][0]["args"])
+    return {name: value for name, _, value in words}
 
 
 def test_without_policies_there_is_none() -> None:

@@ -19,7 +19,20 @@ from cryptography import x509
 from autoscaler import documents, quantity
 from pilotlight import gateway_process
 from pilotlight.cli import cli
-from tests.kit.chart import CHART, EVERYTHING, ROOT, SETS, Object, Values, named, objects, of_kind, pod_specs, texts
+from tests.kit.chart import (
+    AGENTS_NAME,
+    CHART,
+    EVERYTHING,
+    ROOT,
+    SETS,
+    Object,
+    Values,
+    named,
+    objects,
+    of_kind,
+    pod_specs,
+    texts,
+)
 
 validate = importlib.import_module("kubernetes_validate").validate  # it has no types
 VERSIONS = ("1.30", "1.33", "1.36")
@@ -312,17 +325,17 @@ def test_the_accounts_of_gateways_and_agents_are_named_apart() -> None:
     accounts = [word for word in words(AGENTS, "autoscaler") if "account" in word]
     assert accounts == [
         "--gateway-account=pl-pilotlight-gateway",
-        "--agent-account=pilotlight-agents:pl-pilotlight-agent",
+        f"--agent-account=pilotlight-agents:{AGENTS_NAME}-agent",
     ]
 
 
 @pytest.mark.parametrize(
     ("contract", "secret", "named"),
     [
-        ({}, "pl-pilotlight-contract-agent", True),
+        ({}, f"{AGENTS_NAME}-contract-agent", True),
         (
             {"certificates": "certManager", "issuer": {"name": "i", "kind": "ClusterIssuer"}},
-            "pl-pilotlight-contract-agent",
+            f"{AGENTS_NAME}-contract-agent",
             True,
         ),
         ({"certificates": "secret", "secret": {**SECRETS, "agent": "c"}}, "c", True),
@@ -339,8 +352,9 @@ def test_agents_show_a_certificate_of_their_own(contract: Values, secret: str, n
 
 def test_generated_certificates_have_the_name_of_their_role() -> None:
     values = {**AGENTS, "contract": {"auth": "certificate"}}
-    for side, name in (("client", "pilotlight-gateway"), ("agent", "pilotlight-agent")):
-        pem = base64.b64decode(named(values, "Secret", f"pl-pilotlight-contract-{side}")["data"]["tls.crt"])
+    sides = (("pl-pilotlight", "client", "pilotlight-gateway"), (AGENTS_NAME, "agent", "pilotlight-agent"))
+    for prefix, side, name in sides:
+        pem = base64.b64decode(named(values, "Secret", f"{prefix}-contract-{side}")["data"]["tls.crt"])
         names = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName)
         assert names.value.get_values_for_type(x509.DNSName) == [name]
 
@@ -411,8 +425,8 @@ def test_files_that_settings_of_weights_name_are_in_the_agents_pod() -> None:
 
 
 def test_prometheus_reads_the_agents_too_where_there_are_some() -> None:
-    monitor = named(EVERYTHING, "PodMonitor", "pl-pilotlight-agent")
-    agents = named(EVERYTHING, "DaemonSet", "pl-pilotlight-agent")
+    monitor = named(EVERYTHING, "PodMonitor", f"{AGENTS_NAME}-agent")
+    agents = named(EVERYTHING, "DaemonSet", f"{AGENTS_NAME}-agent")
     assert monitor["metadata"]["namespace"] == agents["metadata"]["namespace"], "which is the only one that it looks in"
     assert monitor["metadata"]["labels"]["release"] == "p"
     template = agents["spec"]["template"]
@@ -430,7 +444,7 @@ def test_an_agent_has_the_logins_of_the_hub_and_of_buckets_that_the_values_name(
     agent = {**SETS["agents"]["agent"], "env": [token], "annotations": whose}
     ((_, spec),) = [one for one in pod_specs({**SETS["agents"], "agent": agent}) if one[0] == "agent"]
     assert token in spec["containers"][0]["env"]
-    account = named({**SETS["agents"], "agent": agent}, "ServiceAccount", "pl-pilotlight-agent")
+    account = named({**SETS["agents"], "agent": agent}, "ServiceAccount", f"{AGENTS_NAME}-agent")
     assert account["metadata"]["annotations"] == whose
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import helm_python
 import yaml
@@ -188,6 +188,10 @@ SETS: dict[str, Values] = {
 @functools.cache
 def _chart() -> helm_python.Chart:
     return helm_python.Chart.load(CHART)
+
+
+AGENTS_NAME: Final = "home-pl-pilotlight-be36f1d0"
+"""What names of objects in the agents' namespace begin with."""
 
 
 def texts(values: Values, name: str = "pl", namespace: str = "home") -> dict[str, str]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -35,7 +36,7 @@ from autoscaler.drivers.kubernetes.orders import Orders
 from autoscaler.drivers.kubernetes.podevents import PodEvents
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.refused import Policies, Refused
-from autoscaler.drivers.kubernetes.told import is_news, is_of, seen_in, unbound
+from autoscaler.drivers.kubernetes.told import is_news, is_of, kept, seen_in, unbound
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.faults import Failure, attempt, described, reraise_memory_error
 from autoscaler.model import Model
@@ -52,6 +53,9 @@ ALLOWED_S = 1.0
 """Admission of the API server knows a changed quota or LimitRange so late at most."""
 DOUBT_EVERY_S = 5.0
 """How often it is asked whether those are still there that are being deleted, or do not answer any more."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class KubernetesDriver:
@@ -97,8 +101,8 @@ class KubernetesDriver:
             lambda model: faults_of(model, self._observe),
         )  # fmt: skip
         self._events = PodEvents(api, namespace, self._pods, self._judge_again, clock)
-        self._hoping: dict[ReplicaId, asyncio.TimerHandle] = {}
-        """Of those that cannot start as things are: when that has lasted too long."""
+        self._hoping: dict[ReplicaId, tuple[float, asyncio.TimerHandle]] = {}
+        """Of those that cannot start as things are: how long that may last, and the timer."""
         self._begun: dict[ReplicaId, Beginning] = {}
         self._told: dict[ReplicaId, ReplicaSeen] = {}
         """What was last said of each pod that is there."""
@@ -138,13 +142,17 @@ class KubernetesDriver:
 
     async def _lead(self) -> None:
         """What the leader before did last may not have been heard of: it would be done a second time."""
+        trouble = ""
         while True:
             try:
                 await self._orders.label()
                 if self._inventory is not None:
                     await self._inventory.refresh()
                 await self._pods.refresh()
-            except (ApiError, UnreachableError, FencedError):
+            except (ApiError, UnreachableError, FencedError) as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.warning("event=takeover_waits error=%s", trouble)
                 await asyncio.sleep(REFRESH_RETRY_S)
             else:
                 break
@@ -336,7 +344,7 @@ class KubernetesDriver:
         if new.leaving and new.is_over and new.finalizers:
             self._is_kept(new)
             return
-        if new.patience_s is None:
+        if new.patience_s is None or new.patience_s != self._hoping.get(new.replica, (new.patience_s,))[0]:
             self._give_hope(new.replica)
         if new.ended or (new.leaving and self._is_lost(new.node)):
             self._has_ended(new, new.ended or f"its node {new.node} is lost")
@@ -346,9 +354,9 @@ class KubernetesDriver:
             self._see(new, Seen.STARTING)
             if new.patience_s is not None and new.replica not in self._hoping:
                 loop = asyncio.get_running_loop()
-                self._hoping[new.replica] = loop.call_later(
-                    new.patience_s, self._contain, new.model, partial(self._lose_hope, _key(new), new.uid)
-                )
+                lose = partial(self._lose_hope, _key(new), new.uid)
+                timer = loop.call_later(new.patience_s, self._contain, new.model, lose)
+                self._hoping[new.replica] = new.patience_s, timer
         elif new.started_unix_s is not None and new.ip:
             self._asking.look_for_namesake(new)
             self._see(new, Seen.STARTING)
@@ -399,7 +407,7 @@ class KubernetesDriver:
     def _give_hope(self, replica: ReplicaId) -> None:
         hoping = self._hoping.pop(replica, None)
         if hoping is not None:
-            hoping.cancel()
+            hoping[1].cancel()
 
     def _is_gone(self, pod: PodSeen) -> None:
         self._asking.stop(pod.replica)
@@ -419,9 +427,8 @@ class KubernetesDriver:
         self._give_hope(pod.replica)
         self._see(pod, Seen.EXITED, reason=pod.ended or "stopped")
         self._cleared.add(pod.replica)
-        note = f"; its pod is kept by the finalizer {', '.join(pod.finalizers)}"
         report = faults_of(pod.model, self._observe)
-        self._tasks.create_task(persist(partial(self._clear, pod, by_force=False, note=note), report))
+        self._tasks.create_task(persist(partial(self._clear, pod, by_force=False, kept_by=pod.finalizers), report))
 
     def _reserved(self, pod: PodSeen) -> bool:
         return self._inventory is not None and self._inventory.reserved(pod)
@@ -439,8 +446,8 @@ class KubernetesDriver:
     def _node(self, name: str) -> NodeSeen | None:
         return None if self._inventory is None else self._inventory.node(name)
 
-    async def _clear(self, pod: PodSeen, *, by_force: bool, note: str = "") -> None:
-        proof = await self._clearing.prove(pod, by_force=by_force) + note
+    async def _clear(self, pod: PodSeen, *, by_force: bool, kept_by: Sequence[str] = ()) -> None:
+        proof = kept(await self._clearing.prove(pod, by_force=by_force), kept_by)
         self._cleared.discard(pod.replica)
         self._see(pod, Seen.CLEAN, proof=proof)
         self._tell_if_strange(self._told.pop(pod.replica, None))

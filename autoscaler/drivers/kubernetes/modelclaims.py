@@ -2,8 +2,9 @@
 
 `autoscaler.ownership` decides when to take or renew a Lease. Every process of an installation renews it, leader or not:
 the holder is the installation. A holder that is known stays known while the API server refuses or does not answer. If
-the server refuses for GRACE_S and no holder is known (a right is missing, a webhook or a quota rejects the Lease), the
-Models of that namespace are served without it, and the log says so.
+the server refuses for GRACE_S a Lease that nobody holds (a right is missing, a webhook or a quota rejects it), the
+Models of that namespace are served without it, and the log says so. While the Lease cannot be read because the API
+server is in trouble, another installation may hold it, so its Models wait.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ GRACE_S = 10.0
 AT_ONCE_MAX = 16
 """Requests: many namespaces are claimed at the first start."""
 NOT_FOUND, CONFLICT = 404, 409
+NO_RIGHT = frozenset({401, 403})
+WITHOUT = "other installations may serve its Models, too; grant get, create and update on Leases"
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +109,9 @@ class ModelClaims:
             self._holders[namespace] = self.me
         if is_over and namespace not in self._without:
             self._without.add(namespace)
-            _log.warning("the Lease %s cannot be held namespace=%s error=%s", CLAIM, namespace, error)
+            _log.warning(
+                "event=model_lease_refused lease=%s namespace=%s effect=%s error=%s", CLAIM, namespace, WITHOUT, error
+            )
         again_s = CONFLICT_S if error.status in {NOT_FOUND, CONFLICT} else RETRY_S
         self._due_s[namespace] = now_s + (LOOK_S if is_over else again_s)
 
@@ -117,8 +122,10 @@ class ModelClaims:
         try:
             found = await self._api.get(f"{path}/{CLAIM}")
         except ApiError as error:
-            if error.status != NOT_FOUND:
+            if error.status in NO_RIGHT:
                 raise
+            if error.status != NOT_FOUND:
+                raise UnreachableError(str(error)) from error
             found = None
         claim, first = self._seen(namespace, found), namespace not in self._holders
         if claim.holder:

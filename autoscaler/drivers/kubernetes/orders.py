@@ -37,7 +37,10 @@ CONFLICTS_MAX = 20
 """Versions that a pod may run through (its kubelet writes, too) between our mark and our delete."""
 BUSY = frozenset((408, 429))
 """From a server that cannot now, as is every 5xx: etcd elects a leader, a webhook is not reachable."""
-QUOTA = "exceeded quota"
+PASSING = ("exceeded quota", "status unknown for quota", "error looking up service account")
+"""What the API server says with 403 of what others are about to change: a quota that is full or was just made, a
+namespace whose service account is not there yet.
+"""
 """How the API server says that a ResourceQuota is used up (403)."""
 NO_ANSWER = "the API server does not answer"
 
@@ -175,8 +178,9 @@ class Orders:
             _log.warning("claims are not tidied up now; who leads next does it error=%s", error)
 
     async def label(self) -> None:
-        """Labels pods and ResourceClaims that were made by a version without such labels. Raises ApiError,
-        UnreachableError, FencedError.
+        """Labels pods and ResourceClaims that were made by a version without such labels. An object whose labels may
+        not be changed (an admission policy) is left alone, which the log says. Raises ApiError, UnreachableError,
+        FencedError.
         """
         if not self._owner.unlabelled:
             return
@@ -193,8 +197,10 @@ class Orders:
                 try:
                     await self._api.patch(f"{path}/{of['name']}", {"metadata": {**same, "labels": self._owner.labels}})
                 except ApiError as error:
-                    if error.status != 404:
+                    if _passes(error):
                         raise
+                    if error.status != 404:
+                        _log.warning("event=label_refused object=%s/%s error=%s", path, of["name"], error)
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
@@ -349,4 +355,9 @@ class _Pauses:
 def _passes(error: ApiError) -> bool:
     """Whether the same request may succeed later with nothing changed in it."""
     contended = error.status == 409 and error.reason == "Conflict"  # of a ResourceQuota that others use, too
-    return error.status in BUSY or error.status >= 500 or contended or (error.status == 403 and QUOTA in error.message)
+    return (
+        error.status in BUSY
+        or error.status >= 500
+        or contended
+        or (error.status == 403 and any(words in error.message for words in PASSING))
+    )

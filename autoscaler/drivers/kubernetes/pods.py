@@ -79,9 +79,9 @@ _PATIENCE_S = {
 """Why a container does not start that was not started yet -> how long that may last."""
 _INIT_PATIENCE_S = {**_PATIENCE_S, CRASHES: IMAGE_S_MAX}
 """The same of an init container or native sidecar, whose kubelet starts it again and again."""
+INIT_S_MAX = 900.0
+"""How long an init container may run, and a native sidecar take to start: as an engine by default (`secondsMax`)."""
 
-CRASHES_MIN = 2
-"""Restarts of an init container after which it counts as one that crashes again and again."""
 _CLAIM_LACKS = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 """What the scheduler says of a pod whose claim does not exist: no room that comes lets it start."""
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -396,15 +396,11 @@ def waiting(pod: Object, state: dict[str, Any]) -> tuple[str, float | None]:
     waits, status = state.get("waiting", {}), pod.get("status", {})
     if waits.get("reason") in _PATIENCE_S:
         return _sentence(waits), _PATIENCE_S[waits["reason"]]
+    sidecars = {one["name"] for one in pod["spec"].get("initContainers") or () if one.get("restartPolicy") == "Always"}
     for one in status.get("initContainerStatuses") or ():
-        first = one.get("state", {}).get("waiting", {})
-        if first.get("reason") in _INIT_PATIENCE_S:
-            about = ": ".join(
-                filter(None, (first["reason"], f"init container {one['name']}", first.get("message", "")))
-            )
-            return about, _INIT_PATIENCE_S[first["reason"]]
-        if _crashes(one):
-            return f"{CRASHES}: init container {one['name']}", IMAGE_S_MAX
+        said = _init_waiting(one, sidecar=one["name"] in sidecars)
+        if said is not None:
+            return said
     if not pod["spec"].get("nodeName"):
         scheduled = _condition(status, "PodScheduled")
         lacks = _CLAIM_LACKS.search(scheduled.get("message", ""))
@@ -412,10 +408,21 @@ def waiting(pod: Object, state: dict[str, Any]) -> tuple[str, float | None]:
     return f"node {pod['spec']['nodeName']} gets its image and volumes ready", None
 
 
-def _crashes(container: dict[str, Any]) -> bool:
-    """Whether an init container or sidecar crashes again and again, also while it runs or waits between two crashes."""
-    again = container.get("restartCount", 0) >= CRASHES_MIN and not container.get("ready")
-    return again and "terminated" not in container.get("state", {})
+def _init_waiting(container: dict[str, Any], *, sidecar: bool) -> tuple[str, float] | None:
+    """Why an engine waits for an init container or native sidecar, and for how long it may; None: it does not. One that
+    has crashed counts as crashing while its kubelet waits and while it runs again, until it is ready.
+    """
+    name, state = f"init container {container['name']}", container.get("state", {})
+    waits, over = state.get("waiting", {}), state.get("terminated", {})
+    if waits.get("reason") in _INIT_PATIENCE_S:
+        said = ": ".join(filter(None, (waits["reason"], name, waits.get("message", ""))))
+        return said, _INIT_PATIENCE_S[waits["reason"]]
+    crashed = over.get("exitCode") or (container.get("restartCount") and not over and not container.get("ready"))
+    if crashed:
+        return f"{CRASHES}: {name}", IMAGE_S_MAX
+    if "running" in state and not (sidecar and container.get("started")):
+        return f"{name} has not finished" if not sidecar else f"{name} has not started", INIT_S_MAX
+    return None
 
 
 def _disrupted(status: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ _DOCUMENTS = (
     ("pilotlight.dev", "models/status", ("get", "patch"), "a Model's status is written", False),
     ("", "events", ("create", "patch"), "Events tell what happens", True),
 )
-_ONE_SERVES = "of several installations one serves the Models of a namespace"
+_ONE_SERVES = "if several installations read a namespace, one of them serves its Models"
 _ADOPTION = (
     ("apps", "deployments", _READ, "annotated Deployments are found", True),
     ("apps", "statefulsets", _READ, "annotated StatefulSets are found", True),
@@ -73,14 +73,14 @@ _ADOPTION = (
 )
 _ADOPTED_PODS = (
     ("", "pods", ("patch",), "the drained pod of an adopted Deployment goes first", True),
-    ("", "events", ("list",), "it is told why a pod of an adopted workload waits for a volume", True),
+    ("", "events", ("list",), "the reason why a pod of an adopted workload waits for a volume is reported", True),
 )
 """The engines' namespace has these without adoption."""
 _CORDONS = (Right("", "nodes", ("patch",), "cluster", "`pilotlight cordon` and `drain` are kept", optional=True),)
 _CUT = "GPUs of idle nodes are cut anew"
 _ENGINES = (
     Right("", "pods", (*_READ, "create", "patch", "delete"), "engines", "engines are started and stopped"),
-    Right("", "events", ("list",), "engines", "it is told why a pod waits for a volume or a node", optional=True),
+    Right("", "events", ("list",), "engines", "the reason why a pod waits for a volume is reported", optional=True),
     Right("", "resourcequotas", _READ, "engines", "what a ResourceQuota leaves is known", optional=True),
     Right("", "limitranges", ("list", "watch"), "engines", "a refused start is tried again at once", optional=True),
     Right(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autoscaler.drivers import address
 from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.drivers.kubernetes.pods import PodSeen
@@ -27,6 +29,11 @@ def is_news(told: ReplicaSeen, seen: Seen, waits: str) -> bool:
 def is_of(told: ReplicaSeen, pod: PodSeen) -> bool:
     """Whether that was told of this very pod."""
     return told.pod is not None and told.pod.uid == pod.uid
+
+
+def kept(proof: str, finalizers: Sequence[str]) -> str:
+    """The proof that a Replica is clean, with what keeps the object of its pod."""
+    return f"{proof}; its pod is kept by the finalizer {', '.join(finalizers)}" if finalizers else proof
 
 
 def unbound(replica: Replica, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> ReplicaSeen:

@@ -43,6 +43,16 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{- if include "pilotlight.cluster" . }}{{ include "pilotlight.clusterName" . }}{{ else }}{{ include "pilotlight.name" . }}{{ end -}}
 {{- end -}}
 
+{{/* The label of what this installation makes, as its autoscalers reckon it (`autoscaler.ownership.identity`). */}}
+{{- define "pilotlight.installation" -}}
+{{- printf "%s-%s" (trunc 40 .Release.Namespace) (printf "%s/%s" .Release.Namespace (include "pilotlight.name" .) | sha256sum | trunc 8) -}}
+{{- end -}}
+
+{{/* A name of an object in the agents' namespace. */}}
+{{- define "pilotlight.agentsName" -}}
+{{- if eq .Values.agent.namespace .Release.Namespace }}{{ include "pilotlight.name" . }}{{ else }}{{ include "pilotlight.clusterName" . }}{{ end -}}
+{{- end -}}
+
 {{- define "pilotlight.cluster" -}}
 {{- if eq .Values.scope "cluster" }}yes{{ end -}}
 {{- end -}}
@@ -152,13 +162,13 @@ pilotlight-agent
 {{- if and (eq $side "agent") (not $root.Values.contract.secret.agent) }}{{ $side = "client" }}{{ end -}}
 {{- required (printf "contract.secret.%s: name the Secret, or set contract.certificates: generated" $side) (index $root.Values.contract.secret $side) -}}
 {{- else -}}
-{{ include "pilotlight.name" $root }}-contract-{{ $side }}
+{{ include (ternary "pilotlight.agentsName" "pilotlight.name" (eq $side "agent")) $root }}-contract-{{ $side }}
 {{- end -}}
 {{- end -}}
 
 {{/* The Secret with what agents show each other. */}}
 {{- define "pilotlight.peersSecret" -}}
-{{- .Values.agent.peers.secret | default (printf "%s-agent-peers" (include "pilotlight.name" .)) -}}
+{{- .Values.agent.peers.secret | default (printf "%s-agent-peers" (include "pilotlight.agentsName" .)) -}}
 {{- end -}}
 
 {{/* Of pods that wait for a node: each release has its own, and Settings that name none get it. */}}
@@ -173,6 +183,11 @@ pilotlight-agent
 {{- $own := dict "priorityClass" (include "pilotlight.placeholderClass" $) -}}
 {{- $_ := set . "clusterAutoscaler" (merge (.clusterAutoscaler | default dict) $own) -}}
 {{- end -}}
+{{- end -}}
+{{- if .Values.openshift -}}
+{{- /* engines set no user either; a constraint chooses it */}}
+{{- $own := dict "securityContext" (dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault")) -}}
+{{- $_ := set $settings "pod" (merge ($settings.pod | default dict) (hasKey ($settings.pod | default dict) "securityContext" | ternary dict $own)) -}}
 {{- end -}}
 {{- merge (dict "apiVersion" "pilotlight.dev/v1alpha1" "kind" "Settings") $settings | toYaml -}}
 {{- end -}}

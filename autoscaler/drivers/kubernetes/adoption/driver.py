@@ -209,10 +209,12 @@ class AdoptedDriver:
         return self._whose(candidate.seen.key.namespace, named)
 
     def obstacle(self, model: Model) -> str:
-        """What makes a start impossible: there is nothing to scale."""
+        """What makes a start impossible: there is nothing to scale, or the last one could not have succeeded."""
         key = _key(model)
         candidate = self._candidates.get(key)
-        return "" if candidate is not None and candidate.runner is not None else f"there is no {key}"
+        if candidate is None or candidate.runner is None:
+            return f"there is no {key}"
+        return candidate.runner.core.obstacle(self._clock())
 
     def start(self, replica: Replica, model: Model) -> None:
         """One more of its workload's pods."""

@@ -56,28 +56,31 @@ class Pod:
     """As the Replica that it is."""
 
     stuck_s: float | None = None
-    """Since when it waits for what may last only so long; None: it does not."""
-    failed: bool = False
-    """It waited for that too long."""
+    """Since when it waits for what may last only `stuck_for_s`; None: it does not."""
+    stuck_for_s: float | None = None
+    failed_s: float | None = None
+    """Since when it has waited for that too long; None: it has not."""
 
     def wait(self, now_s: float) -> None:
         """It may have waited long enough."""
         if self.seen.patience_s is None or self.seen.leaving:
-            self.stuck_s, self.failed = None, False
+            self.stuck_s = self.failed_s = None
             return
-        self.stuck_s = now_s if self.stuck_s is None else self.stuck_s
-        self.failed = self.failed or now_s >= self.stuck_s + self.seen.patience_s
+        if self.stuck_s is None or self.stuck_for_s != self.seen.patience_s:
+            self.stuck_s, self.stuck_for_s = now_s, self.seen.patience_s
+        if self.failed_s is None and now_s >= self.stuck_s + self.seen.patience_s:
+            self.failed_s = now_s
 
     @property
     def hopeless_s(self) -> float | None:
         """When it will have waited too long; None: that is not to be expected, or so already."""
-        waits = self.stuck_s is not None and self.seen.patience_s is not None and not self.failed
+        waits = self.stuck_s is not None and self.seen.patience_s is not None and self.failed_s is None
         return (self.stuck_s or 0.0) + (self.seen.patience_s or 0.0) if waits else None
 
     @property
     def ended(self) -> str:
         """How its container ended, or why it cannot start; empty: neither."""
-        return self.seen.ended or (self.seen.waits if self.failed else "")
+        return self.seen.ended or ("" if self.failed_s is None else self.seen.waits)
 
     @property
     def stays(self) -> bool:

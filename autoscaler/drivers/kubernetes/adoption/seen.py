@@ -7,9 +7,12 @@ container. A pod that another kind of owner controls is none of the workload's, 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.beginning import READY_TO_START
@@ -85,6 +88,8 @@ class WorkloadSeen(NamedTuple):
     trouble: str
     """Why no pod can be made, as its controller says."""
     shown: Shown | None = None
+    template: str = ""
+    """A hash of its pod template."""
 
 
 class ScalerSeen(NamedTuple):
@@ -133,6 +138,8 @@ class PodSeen(NamedTuple):
     """How long what it waits for may last; None: no limit."""
     template: str = ""
     """Which of a Deployment's templates it was made of; empty of a StatefulSet, which replaces in place."""
+    finalizers: tuple[str, ...] = ()
+    """What keeps its object after its deletion."""
 
 
 # --- workloads --------------------------------------------------------------------------------------------------------
@@ -170,6 +177,7 @@ def read_workload(kind: Kind, found: Object) -> WorkloadSeen | Left | None:
         and str(owner.get("time", "")) > annotated,
         trouble=failure[0].get("message", "") if failure else "",
         shown=shown,
+        template=hashlib.blake2s(msgspec.json.encode(spec["template"], order="deterministic")).hexdigest()[:16],
     )
 
 
@@ -254,6 +262,7 @@ def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None =
         leaving="deletionTimestamp" in metadata, bound=bool(found["spec"].get("nodeName")),
         prepared=any(_is(one, READY_TO_START) for one in status.get("conditions") or []),
         template=(metadata.get("labels") or {}).get(TEMPLATE_HASH, ""),
+        finalizers=tuple(map(str, metadata.get("finalizers") or ())),
     )  # fmt: skip
 
 
@@ -286,11 +295,13 @@ def _readiness(container: dict[str, Any], port: int) -> tuple[int, str | None, b
     if probe.get("initialDelaySeconds", 0) > 0 or probe.get("successThreshold", 1) > 1:
         return port, None, True
     if "tcpSocket" in probe:
-        return _number(container, probe["tcpSocket"]["port"], port), None, bool(probe["tcpSocket"].get("host"))
+        number = _number(container, probe["tcpSocket"]["port"])
+        return number or port, None, number is None or bool(probe["tcpSocket"].get("host"))
     get = probe.get("httpGet")
     if get is None or get.get("scheme", "HTTP") != "HTTP" or get.get("host") or get.get("httpHeaders"):
         return port, None, True
-    return _number(container, get["port"], port), get.get("path") or "/", False
+    number = _number(container, get["port"])
+    return number or port, get.get("path") or "/", number is None
 
 
 def _held(spec: dict[str, Any], serving: dict[str, Any], status: dict[str, Any]) -> bool:
@@ -307,12 +318,12 @@ def _held(spec: dict[str, Any], serving: dict[str, Any], status: dict[str, Any])
     return starts or closed or not all(of.get(name, {}).get("ready") for name in others)
 
 
-def _number(container: dict[str, Any], port: int | str, otherwise: int) -> int:
-    """Ports may be named."""
+def _number(container: dict[str, Any], port: int | str) -> int | None:
+    """Ports may be named. None: no port has that name, so the kubelet never sees the container ready."""
     if isinstance(port, int):
         return port
     named = {one.get("name"): int(one["containerPort"]) for one in container.get("ports") or []}
-    return named.get(port, otherwise)
+    return named.get(port)
 
 
 def _rank(kind: Kind, name: str) -> int:

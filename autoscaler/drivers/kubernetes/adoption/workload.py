@@ -11,6 +11,7 @@ went, is told as gone and found anew. Nothing is written where the scale is not 
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -28,7 +29,8 @@ from autoscaler.drivers.kubernetes.adoption.pod import (
 )
 from autoscaler.drivers.kubernetes.adoption.seen import PodSeen, WorkloadSeen
 from autoscaler.drivers.kubernetes.beginning import Beginning
-from autoscaler.drivers.kubernetes.told import unbound
+from autoscaler.drivers.kubernetes.refused import REFUSED_S
+from autoscaler.drivers.kubernetes.told import kept, unbound
 from autoscaler.model import Model
 from autoscaler.observations import ReplicaSeen, Seen
 from autoscaler.world import Placing, Replica
@@ -44,6 +46,14 @@ class Mode(Enum):
     TOGGLE = "another autoscaler's, but for zero"
     HELD = "a person's, for a while"
     RELEASED = "its owner's again"
+
+
+class Failed(NamedTuple):
+    """A start that could not have succeeded: no image, a missing Secret, a failed mount."""
+
+    reason: str
+    at_s: float
+    template: str
 
 
 class Workload:
@@ -66,6 +76,14 @@ class Workload:
         """The scale may have to be written."""
         self._version = 0
         """Of the workload as we last wrote it: what is older says nothing about what came of it."""
+        self._failed: Failed | None = None
+
+    def obstacle(self, now_s: float) -> str:
+        """Why the last start failed, which the next one of the same template would, too; empty: nothing is known."""
+        failed = self._failed
+        if failed is None or failed.template != self.seen.template or now_s >= failed.at_s + REFUSED_S:
+            return ""
+        return failed.reason
 
     def take(self) -> tuple[ReplicaSeen, ...]:
         """What there is to observe since the last time."""
@@ -335,6 +353,8 @@ class Workload:
         if seen is Seen.EXITED or before is Seen.EXITED:  # its pod goes; what its kubelet starts there is not it
             if before is not Seen.EXITED:
                 self._say(pod, seen, reason=pod.ended)
+                if pod.failed_s is not None and not pod.seen.ended:
+                    self._failed = Failed(pod.ended, pod.failed_s, self.seen.template)
             self._crashed(pod)
         elif seen is Seen.LEAVING:
             if before is not Seen.LEAVING and not pod.going:
@@ -344,6 +364,8 @@ class Workload:
 
     def _crashed(self, pod: Pod) -> None:
         """Its engine has ended. Its pod goes, too, where only it would; else what its kubelet starts is found anew."""
+        if pod.seen.leaving and pod.seen.over:
+            self._end(pod, pod.ended, kept(EXITED, pod.seen.finalizers))
         if pod.seen.leaving or pod.going or not self._leads:
             return
         ranks = [other.seen.rank for other in self._pods.values() if other.stays]
