@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.drivers import devices
-from autoscaler.drivers.devices import Devices, host_bytes
+from autoscaler.drivers.devices import Devices, host_bytes, visible
+from autoscaler.drivers.nvml import Gpu
 from autoscaler.drivers.processes import MARK
 from autoscaler.lanes import Isolation
 from autoscaler.quantity import Bytes
@@ -47,6 +48,15 @@ async def test_gpus_become_one_shared_slice_each_and_engines_see_only_theirs() -
     assert inventory.environment([A, B]) == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
     assert inventory.environment([]) == {"CUDA_VISIBLE_DEVICES": ""}
     assert {MARK, "POD_IP", *inventory.environment([])} == set(SET_BY_DRIVER), "what a document may not set"
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [(None, "abc"), ("0", "a"), ("2,0", "ca"), ("GPU-b", "b"), ("1,9,0", "b"), ("", ""), ("-1", ""), ("MIG-1", "")],
+)
+def test_only_gpus_that_the_environment_names_are_used(names: str | None, found: str) -> None:
+    gpus = tuple(Gpu(f"GPU-{name}", "T4", 1 << 30) for name in "abc")
+    assert [one.uuid for one in visible(gpus, names)] == [f"GPU-{name}" for name in found]
 
 
 async def test_without_nvml_there_is_the_hosts_memory() -> None:

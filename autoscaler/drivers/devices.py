@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -47,10 +48,13 @@ class Devices:
         """The inventory; call it once, first."""
         if not self._declared:
             self._nvml = await asyncio.to_thread(self._nvml_opener)
+        gpus: tuple[Gpu, ...] = ()
+        if self._nvml is not None:
+            gpus = visible(await asyncio.to_thread(self._nvml.gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
+            self._nvml = self._nvml if gpus else None
         if self._declared:
             self._slices = tuple(_slice(d.name, d.memory_bytes, d.model) for d in self._declared)
-        elif self._nvml is not None:
-            gpus = await asyncio.to_thread(self._nvml.gpus)
+        elif gpus:
             self._slices = tuple(_slice(g.uuid, g.memory_bytes, g.product, healthy=g.healthy) for g in gpus)
         else:
             self._slices = (_slice("host", host_bytes(psutil.virtual_memory().total, _cgroup_bytes()), ""),)
@@ -120,6 +124,26 @@ class Devices:
                 if pid in wanted:
                     found[pid] = found.get(pid, 0) + size_bytes
         return found
+
+
+def visible(gpus: tuple[Gpu, ...], names: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES lets a process use: numbers in the order of the PCI bus, or beginnings of
+    UUIDs. As in CUDA, the first name that is wrong ends the list. None: all.
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    """
+    if names is None:
+        return gpus
+    found: list[Gpu] = []
+    for name in (part.strip() for part in names.split(",")):
+        of = (
+            gpus[int(name) : int(name) + 1]
+            if name.isdecimal()
+            else [g for g in gpus if name and g.uuid.startswith(name)]
+        )
+        if not of:
+            break
+        found += of[:1]
+    return tuple(found)
 
 
 def host_bytes(total_bytes: int, limit_bytes: int | None) -> int:

@@ -1,12 +1,12 @@
-"""What NVIDIA's management library says of this machine's GPUs, in our words. I/O; its calls may block for long.
+"""GPUs of this machine as NVIDIA's management library (NVML) reports them. I/O; its calls may block for long.
 
-All of NVML stands behind the Protocol `Nvml`, so that a fake can take its place. `open_nvml` answers None on a machine
-without a driver, which is no error.
+The rest of the product uses NVML through the Protocol `Nvml`, so that a fake can replace it. `open_nvml` returns None
+on a machine without a driver, which is not an error.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pynvml
 
@@ -19,7 +19,7 @@ class Gpu(NamedTuple):
     memory_bytes: int
     healthy: bool = True
     used_bytes: int = 0
-    """Of its memory, by whomever."""
+    """Memory that all processes use."""
 
 
 class NvmlError(Exception):
@@ -37,7 +37,7 @@ class Nvml(Protocol):
 
 
 class PyNvml:
-    """The real one, by NVIDIA's own bindings."""
+    """NVML through NVIDIA's own bindings (`nvidia-ml-py`)."""
 
     def __init__(self) -> None:
         try:
@@ -75,10 +75,22 @@ class PyNvml:
             holders = [
                 *pynvml.nvmlDeviceGetComputeRunningProcesses(handle),
                 *pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle),
+                *_mps_clients(handle),
             ]
         except pynvml.NVMLError as error:
             raise NvmlError(f"GPU {uuid}: {error}") from error
-        return {int(holder.pid): int(holder.usedGpuMemory or 0) for holder in holders}
+        found: dict[int, int] = {}
+        for holder in holders:
+            found[int(holder.pid)] = max(found.get(int(holder.pid), 0), int(holder.usedGpuMemory or 0))
+        return found
+
+
+def _mps_clients(handle: object) -> list[Any]:
+    """Processes that compute through the MPS daemon, which some drivers list only here."""
+    try:
+        return list(pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle))
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return []
 
 
 def open_nvml() -> Nvml | None:

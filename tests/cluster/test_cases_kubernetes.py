@@ -195,5 +195,5 @@ async def test_another_model_gets_the_devices_of_a_pod_that_a_finalizer_keeps(
         house.tell(bob)
         assert (await house.call("bob"))[0] == 200
         assert (await api.get(kept))["status"]["phase"] in ("Succeeded", "Failed")
-        assert "its pod is kept by the finalizer kueue.x-k8s.io/managed" in await house.said("explain/model/ada")
+        assert "its pod is kept by the finalizer kueue.x-k8s.io/managed" in await house.said("explain/last")
         await api.patch(kept, {"metadata": {"finalizers": None}}, MERGE)

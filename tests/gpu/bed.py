@@ -21,7 +21,7 @@ import psutil
 from loadtest.client import Client
 from loadtest.result import Result, Shot
 from tests.gpu.report import Report
-from tests.gpu.watch import Watch
+from tests.gpu.watch import GAP_S_MAX, Watch
 from tests.kit.ports import free_port
 from tests.kit.serving import API, Document, Serving
 
@@ -31,6 +31,8 @@ END_S = 20.0
 """For `serve` to end in order; then it is killed, and the step says so."""
 CALL_S = 100.0
 LOOK_S = 0.002
+SIMULATED_SLOWER = 20
+"""The simulated device is asked through files, on a machine that may be busy."""
 
 T = TypeVar("T")
 
@@ -120,9 +122,23 @@ class Bed:
         """When engine processes were started since that moment."""
         return [one for one in self.phases(began_s, model) if one.phase == "process"]
 
-    def reused_too_soon(self, began_s: float) -> int:
-        """Starts since that moment over memory that ended processes still held."""
-        return sum(bool(self.watch.held_by_ended(one.at_s)) for one in self.spawns(began_s))
+    def reused_too_soon(self, step: str, began_s: float) -> int | None:
+        """Starts since that moment over memory that ended engines still held, as a figure of the step. None: NVML lists
+        no engine (its process ids may be of another namespace), or was not asked often enough.
+        """
+        engines = {one.pid for one in self.phases()}
+        listed = any(not engines.isdisjoint(one.by_pid) for one in self.watch.since(began_s))
+        gap_s = self.watch.gap_s(began_s)
+        known = listed and gap_s <= GAP_S_MAX * (SIMULATED_SLOWER if self.simulated else 1)
+        found = None
+        if known:
+            found = sum(bool(self.watch.held_by_ended(one.at_s) & engines) for one in self.spawns(began_s))
+        else:
+            self.report.row(step, "memory samples: longest gap, s", gap_s, "", "" if listed else "NVML lists no engine")
+        self.report.figure(
+            step, "device reused before its memory was free", found, "0", holds=None if found is None else found == 0
+        )
+        return found
 
     @asynccontextmanager
     async def serving(self, name: str, *documents: Document, path: str = "") -> AsyncIterator[Serving]:
@@ -236,6 +252,20 @@ def drop_from_page_cache(path: Path) -> None:
     with path.open("rb") as file:
         os.fdatasync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def in_page_cache(path: Path) -> bool:
+    """Whether pieces of the file can be read without waiting for a disk (preadv2, RWF_NOWAIT)."""
+    piece, size = bytearray(4096), path.stat().st_size
+    with path.open("rb") as file:
+        for at in range(0, size, max(1, size // 16)):
+            try:
+                os.preadv(file.fileno(), [piece], at, os.RWF_NOWAIT)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True  # a file system that cannot say so, such as tmpfs
+    return True
 
 
 def read_into_page_cache(path: Path) -> None:

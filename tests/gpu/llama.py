@@ -81,13 +81,14 @@ class Building:
         source.mkdir(parents=True)
         with tarfile.open(kit / SOURCE) as archive:
             archive.extractall(source, filter="data")
-        many = os.cpu_count() or 1
-        jobs = max(1, many - SPARED)
+        processors = sorted(os.sched_getaffinity(0))
+        jobs = max(1, len(processors) - SPARED)
         cmake = ["cmake", "-S", str(source), "-B", str(self._folder / "build"), *OPTIONS]
         cmake += [f"-DCMAKE_CUDA_ARCHITECTURES={self._architecture}", f"-DCMAKE_CUDA_COMPILER={self._nvcc}"]
         cmake += ["-G", "Ninja"] if shutil.which("ninja") else []
         make = ["cmake", "--build", str(self._folder / "build"), "--target", "llama-server", "--parallel", str(jobs)]
-        pinned = ["taskset", "--cpu-list", f"{many - jobs}-{many - 1}"] if many > 1 and shutil.which("taskset") else []
+        own = ",".join(map(str, processors[-jobs:]))
+        pinned = ["taskset", "--cpu-list", own] if len(processors) > 1 and shutil.which("taskset") else []
         script = 'set -e; n=$1; shift; "${@:1:$n}"; shift $n; "$@"'
         argv = ["nice", "-n", "19", *pinned, "bash", "-c", script, "build", str(len(cmake)), *cmake, *make]
         with (self._folder / "build.log").open("wb") as log:

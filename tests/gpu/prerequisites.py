@@ -40,17 +40,17 @@ def check(*, simulated: bool, driver: str = DRIVER) -> Found:
         return Found(tuple(fatal), (), "")
     supported = driver_cuda(driver)
     if supported is None:
-        fatal.append(f"no NVIDIA driver: {driver} cannot be loaded; use --simulate to run without a GPU")
+        fatal.append(f"no NVIDIA driver: {driver} cannot be loaded, so all steps are skipped; --simulate runs without a GPU")
     needed = torch_cuda()
     if needed is None:
-        fatal.append("no PyTorch with CUDA in this Python: pip install torch; the engines on the GPU need it")
+        fatal.append("no PyTorch with CUDA in this Python, so all steps are skipped: pip install torch")
     elif supported is not None and supported[0] < needed[0]:
         fatal.append(
             f"the NVIDIA driver is too old: it supports CUDA {supported[0]}.{supported[1]}, and this PyTorch needs "
-            f"CUDA {needed[0]}.{needed[1]}; install a newer driver or an older PyTorch"
+            f"CUDA {needed[0]}.{needed[1]}, so all steps are skipped; install a newer driver or an older PyTorch"
         )
     if importlib.util.find_spec("transformers") is None:
-        fatal.append("no transformers in this Python: pip install transformers; the engines on the GPU need it")
+        fatal.append("no transformers in this Python, so all steps are skipped: pip install transformers")
     nvcc = shutil.which("nvcc", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin") or ""
     if not nvcc:
         skipped.append("no nvcc on the PATH or in /usr/local/cuda/bin: the steps with llama.cpp are skipped")

@@ -62,6 +62,18 @@ class Report:
             one["holds"] is not False for one in self.figures
         )
 
+    def verdict(self) -> str:
+        """One line: what failed, was missed, was skipped or could not be measured."""
+        named = {
+            "failed": [name for name, step in self.steps.items() if "failed" in step],
+            "missed": [f"{one['step']}: {one['figure']}" for one in self.figures if one["holds"] is False],
+            "skipped": [name for name, step in self.steps.items() if "skipped" in step],
+            "not measured": [f"{one['step']}: {one['figure']}" for one in self.figures if one["value"] is None],
+        }
+        said = [f"{what}: {', '.join(names)}" for what, names in named.items() if names]
+        begin = "all figures that were measured hold" if self.good else "not all figures hold"
+        return "; ".join([begin, *said])
+
     def write(self) -> None:
         """result.json as it is now, replaced whole."""
         text = {"facts": self.facts, "figures": self.figures, "steps": self.steps}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import datetime as dt
 import json
 import os
@@ -18,6 +19,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import psutil
 import pynvml
 
 import pilotlight
@@ -27,12 +29,14 @@ from tests.gpu.report import Report
 from tests.gpu.steps import coldstart, fit, inventory, kill, misbehave, serial, sharing, swap
 
 LIMITS_S = {
-    "prepare": 90.0, "inventory": 20.0, "cold": 120.0, "swap": 80.0, "kill": 45.0, "serial": 110.0, "sharing": 110.0,
-    "misbehave": 90.0, "fit": 150.0,
+    "prepare": 90.0, "inventory": 20.0, "cold": 120.0, "swap": 80.0, "kill": 60.0, "serial": 110.0, "fit": 150.0,
+    "misbehave": 90.0, "sharing": 110.0,
 }  # fmt: skip
 """Of one step; a step that takes longer has failed."""
 SIMULATED_LONGER = 4
 """With simulated devices a step may take so many times as long: the machine may be a slow or a busy one."""
+LEAST_BYTES, IDLE_BYTES_MAX = 20 << 30, 1 << 30
+"""Memory that the device must have, and of it what others may hold."""
 LAST_S = 20.0
 """Before the end of the whole run, kept for cleaning up."""
 
@@ -41,6 +45,9 @@ Step = Callable[[], Awaitable[None]]
 
 def run(arguments: argparse.Namespace, nvcc: str) -> int:
     """All steps; the exit status."""
+    if not arguments.simulate and (wrong := unfit()):
+        print(wrong, flush=True)
+        return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
     work = arguments.work or Path(tempfile.mkdtemp(prefix="gpu-run-"))
     work.mkdir(parents=True, exist_ok=True)
@@ -51,7 +58,7 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
     bed = Bed(
         work, report, simulated=arguments.simulate, quick=arguments.quick, uuid=str(report.facts["uuid"]), engine=engine
     )
-    stop = threading.Timer(arguments.limit, lambda: _give_up(report, arguments.limit))
+    stop = threading.Timer(arguments.limit, lambda: _give_up(report, work, arguments))
     stop.daemon = True
     stop.start()
     try:
@@ -70,11 +77,25 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
             shutil.rmtree(work, ignore_errors=True)
         if arguments.simulate:
             shutil.rmtree(os.environ["SIMULATED_GPU"], ignore_errors=True)
-    missed = [one["figure"] for one in report.figures if one["holds"] is False]
-    report.say(
-        f"{'all figures hold' if report.good else f'not all is well; missed: {missed}'}; result in {arguments.out}"
-    )
+    report.say(f"{report.verdict()}; result in {arguments.out}")
     return 0 if report.good else 1
+
+
+def unfit() -> str:
+    """Why the first device cannot be measured, with the fix; empty: it can."""
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError as error:
+        return f"NVML does not work ({error}); in a container add `utility` to NVIDIA_DRIVER_CAPABILITIES"
+    if inventory.mig_mode(_text(pynvml.nvmlDeviceGetUUID(handle))) == "Enabled":
+        return "the GPU is in MIG mode, which this run does not measure; turn it off with `nvidia-smi -mig 0`"
+    if memory.total < LEAST_BYTES:
+        return f"the GPU has {memory.total >> 30} GiB of memory; the models of this run need {LEAST_BYTES >> 30} GiB"
+    if memory.used > IDLE_BYTES_MAX:
+        return f"{memory.used >> 20} MiB of the GPU are in use; end the processes that use it"
+    return ""
 
 
 def facts(*, simulated: bool) -> dict[str, object]:
@@ -101,6 +122,7 @@ async def _steps(arguments: argparse.Namespace, bed: Bed, nvcc: str) -> None:
         nonlocal building
         building = await _prepare(bed, arguments, nvcc)
 
+    os.environ["CUDA_VISIBLE_DEVICES"] = bed.uuid  # of several GPUs the run uses one
     steps: dict[str, Step] = {
         "inventory": lambda: inventory.run(bed),
         "cold": lambda: coldstart.run(bed),
@@ -130,7 +152,7 @@ async def _one(bed: Bed, name: str, step: Step, end_s: float) -> None:
     began_s = time.monotonic()
     limit_s = min(LIMITS_S[name] * (SIMULATED_LONGER if bed.simulated else 1), end_s - began_s)
     if limit_s <= 0:
-        bed.report.skipped(name, "no time is left")
+        bed.report.failed(name, "no time was left")
         return
     try:
         async with asyncio.timeout(limit_s):
@@ -173,10 +195,16 @@ async def _prepare(bed: Bed, arguments: argparse.Namespace, nvcc: str) -> Buildi
     return Building(arguments.kit, bed.folder / "llama", nvcc, found["capability"], ready=arguments.llama_server)
 
 
-def _give_up(report: Report, limit_s: float) -> None:
-    """The last resort: something blocks, so that no step limit could end it."""
-    report.failed("run", f"took longer than {limit_s:g} s and was ended")
+def _give_up(report: Report, work: Path, arguments: argparse.Namespace) -> None:
+    """The last resort: something blocks, so that no step limit could end it. Nothing that was started may stay."""
+    report.failed("run", f"took longer than {arguments.limit:g} s and was ended")
     report.write()
+    sharing.end_daemon(work)
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    if arguments.work is None:
+        shutil.rmtree(work, ignore_errors=True)
     os._exit(1)
 
 

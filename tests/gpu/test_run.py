@@ -17,10 +17,10 @@ from tests.gpu.watch import Sample, Watch
 RUN = Path(__file__).parent / "run"
 FIGURES = {
     "inventory": 2,
-    "cold": 1,
-    "swap": 2,
+    "cold": 2,
+    "swap": 3,
     "kill": 3,
-    "serial": 3,
+    "serial": 4,
     "sharing": 1,
     "misbehave": 3,
     "fit": 3,
@@ -54,7 +54,7 @@ def test_unknown_step_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> 
 def test_missing_driver_is_one_line() -> None:
     found = prerequisites.check(simulated=False, driver="libno-such-driver.so")
     assert [line for line in found.fatal if line.startswith("no NVIDIA driver: ")] == [
-        "no NVIDIA driver: libno-such-driver.so cannot be loaded; use --simulate to run without a GPU"
+        "no NVIDIA driver: libno-such-driver.so cannot be loaded, so all steps are skipped; --simulate runs without a GPU"
     ]
 
 
@@ -63,8 +63,8 @@ def test_driver_older_than_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(prerequisites, "torch_cuda", lambda: (13, 0))
     (line,) = (line for line in prerequisites.check(simulated=False).fatal if "driver" in line)
     assert line == (
-        "the NVIDIA driver is too old: it supports CUDA 12.4, and this PyTorch needs CUDA 13.0; "
-        "install a newer driver or an older PyTorch"
+        "the NVIDIA driver is too old: it supports CUDA 12.4, and this PyTorch needs CUDA 13.0, "
+        "so all steps are skipped; install a newer driver or an older PyTorch"
     )
 
 
@@ -73,7 +73,7 @@ def test_missing_torch_and_nvcc_are_one_line_each(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(prerequisites, "torch_cuda", lambda: None)
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     found = prerequisites.check(simulated=False)
-    assert found.fatal[0].startswith("no PyTorch with CUDA in this Python: ")
+    assert found.fatal[0] == "no PyTorch with CUDA in this Python, so all steps are skipped: pip install torch"
     assert found.skipped == ("no nvcc on the PATH or in /usr/local/cuda/bin: the steps with llama.cpp are skipped",)
     assert not found.nvcc
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 import pynvml
 
 EVERY_S = 0.01
+GAP_S_MAX = 0.05
+"""Between two looks; if a gap is longer, a start over memory that was not free could go unseen."""
 
 
 class Sample(NamedTuple):
@@ -68,6 +72,11 @@ class Watch:
         after = listed[-1] + 1 if listed else len(self.samples)
         return self.samples[after].at_s if after < len(self.samples) else None
 
+    def gap_s(self, began_s: float) -> float:
+        """The longest time between two looks since then."""
+        times = [one.at_s for one in self.since(began_s)]
+        return max((after - before for before, after in pairwise(times)), default=inf)
+
     def held_by_ended(self, at_s: float) -> frozenset[int]:
         """Processes that had ended by that moment, give or take one look, and held memory for longer than that."""
         after = next((one for one in self.samples if one.at_s > at_s + EVERY_S), None)
@@ -80,8 +89,8 @@ class Watch:
         while not self._stopped.wait(EVERY_S):
             try:
                 self.samples.append(self.look())
-            except pynvml.NVMLError as error:
-                self.failures, self.error = self.failures + 1, str(error)
+            except Exception as error:  # noqa: BLE001 - it is counted and reported, and the next look may succeed
+                self.failures, self.error = self.failures + 1, f"{type(error).__name__}: {error}"
 
 
 def held(handle: object) -> dict[int, int]:
@@ -90,9 +99,12 @@ def held(handle: object) -> dict[int, int]:
     try:
         listed += pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
     except pynvml.NVMLError as error:
-        if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+        if error.value not in {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}:
             raise
-    return {int(one.pid): int(one.usedGpuMemory or 0) for one in listed}
+    by_pid: dict[int, int] = {}
+    for one in listed:
+        by_pid[int(one.pid)] = max(by_pid.get(int(one.pid), 0), int(one.usedGpuMemory or 0))
+    return by_pid
 
 
 def lives(pid: int) -> bool:

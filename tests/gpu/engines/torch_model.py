@@ -192,18 +192,25 @@ def used_bytes(device: str) -> int:
     """What this process holds of the device."""
     if device == "cpu":
         return _simulated_bytes
-    import pynvml
+    return _listed_bytes() or CONTEXT_BYTES + torch.cuda.memory_reserved()
 
+
+def _listed_bytes() -> int:
+    """The same by NVML; 0: it does not list this process, or this Python has no bindings for it."""
+    try:
+        import pynvml
+    except ImportError:
+        return 0
     pynvml.nvmlInit()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
     by_uuid = visible.startswith("GPU-")
     handle = pynvml.nvmlDeviceGetHandleByUUID(visible) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
-    listed = [
-        *pynvml.nvmlDeviceGetComputeRunningProcesses(handle),
-        *pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle),
-    ]
-    own = next((one.usedGpuMemory for one in listed if one.pid == os.getpid()), None)
-    return int(own or CONTEXT_BYTES + torch.cuda.memory_reserved())
+    listed = list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    try:
+        listed += pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        pass  # a driver or a device without MPS
+    return max((int(one.usedGpuMemory or 0) for one in listed if one.pid == os.getpid()), default=0)
 
 
 def hold(size_bytes: int, device: str) -> None:

@@ -23,6 +23,7 @@ RESERVED_BYTES = 64 << 20
 LINGER_S = 0.15
 nvmlMemory_v2 = 2
 NVML_ERROR_NOT_SUPPORTED = 3
+NVML_ERROR_FUNCTION_NOT_FOUND = 13
 
 
 class NVMLError(Exception):
@@ -31,6 +32,10 @@ class NVMLError(Exception):
     def __init__(self, value: int = NVML_ERROR_NOT_SUPPORTED) -> None:
         super().__init__("Not Supported")
         self.value = value
+
+
+class NVMLError_NotSupported(NVMLError):
+    """The device cannot do that."""
 
 
 class NVMLError_FunctionNotFound(NVMLError):

@@ -46,7 +46,7 @@ async def run(bed: Bed, building: Building | None) -> None:
         await _on_cpu(bed)
     if building is None:
         return
-    files = {name: await asyncio.to_thread(building.gguf, name, bed.shapes[name]) for name in ("small", "medium")}
+    files = {name: await asyncio.to_thread(building.gguf, name, bed.shapes[name]) for name in bed.shapes}
     server = await building.wait()
     bed.report.row("fit", "llama.cpp", building.said)
     if server is None:
@@ -57,7 +57,7 @@ async def run(bed: Bed, building: Building | None) -> None:
             _document(f"llama-{name}-{tokens}", "llama.cpp", files[name], tokens, slots, args=words),
             f"{name} as GGUF, {slots} x {tokens} tokens",
         )
-        for name, tokens, slots in (("small", 4096, 4), ("small", 32768, 1), ("medium", 8192, 4))
+        for name, tokens, slots in (("small", 32768, 1), ("medium", 8192, 4), ("large", 4096, 2))
     ]
     await _cases(bed, "fit-llama", cases, server.parent)
 

@@ -19,7 +19,7 @@ SHARE = 0.6
 
 async def run(bed: Bed) -> None:
     """Kills the engine when its slots are full."""
-    tokens = 400
+    tokens = 200
     words = ("--slots", "{slots}", "--memory-bytes", "{memory_bytes}")
     document = bed.model("killed", "medium", *words, memory_bytes=int(bed.device_bytes * SHARE), slots=SLOTS)
     async with bed.serving("kill", document) as serve:
@@ -53,5 +53,4 @@ async def run(bed: Bed) -> None:
     bed.report.figure("kill", "requests lost", float(lost), "0", holds=lost == 0)
     waiting = endings["completed"] >= STREAMS - SLOTS
     bed.report.figure("kill", "waiting requests answered", float(waiting), "1", holds=waiting)
-    too_soon = bed.reused_too_soon(began_s)
-    bed.report.figure("kill", "device reused before its memory was free", float(too_soon), "0", holds=too_soon == 0)
+    bed.reused_too_soon("kill", began_s)

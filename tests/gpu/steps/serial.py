@@ -38,13 +38,13 @@ async def run(bed: Bed) -> None:
     say = bed.report.row
     say("serial", "until all eight were answered", lasted_s, "s")
     say("serial", "the starts themselves, sum", sum(end - begin for begin, end in intervals), "s")
-    say("serial", "starts that overlapped", overlaps)
     say("serial", "most memory in use", bed.watch.peak_used(began_s) / (1 << 30), "GiB")
     lost = sum(one.ending is not Ending.COMPLETED for one in results)
     failed = sum(starts.values()) - MODELS
     bed.report.figure("serial", "out-of-memory errors", float(errors), "0", holds=errors == 0)
     bed.report.figure("serial", "failed starts", float(failed), "0", holds=failed == 0)
     bed.report.figure("serial", "requests lost", float(lost), "0", holds=lost == 0)
+    bed.report.figure("serial", "starts that overlapped", float(overlaps), "0", holds=overlaps == 0)
 
 
 def _out_of_memory(serve: Serving) -> int:

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
+
 from loadtest.client import Client
 from loadtest.result import Ending
 from tests.gpu.bed import Bed, GpuRunError, call, shot
@@ -22,6 +24,8 @@ CONTROL = "nvidia-cuda-mps-control"
 NAMES = ("share-a", "share-b")
 PROMPT_TOKENS, TOKENS, AT_ONCE = 2048, 4, 2
 """Long prompts and short answers: the GPU is what limits, not Python."""
+START_S, CLIENT_S = 20.0, 40.0
+"""For the daemon to start, and for its first client, which starts its server."""
 OVER_LIMIT = "import torch; torch.empty(3 << 30, dtype=torch.uint8, device='cuda')"
 """Takes more than the limit of 2 GiB that it is started with."""
 
@@ -43,24 +47,66 @@ async def run(bed: Bed) -> None:
 @asynccontextmanager
 async def mps(bed: Bed) -> AsyncIterator[dict[str, str] | None]:
     """The MPS daemon with pipes of its own; gives what its clients need in their environment."""
-    folder = bed.folder / "mps"
-    env = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
+    env = _environment(bed.folder)
     for path in env.values():
         Path(path).mkdir(parents=True)
-    started = subprocess.run(
-        [CONTROL, "-d"], env=os.environ | env, capture_output=True, text=True, timeout=20, check=False
-    )
-    if started.returncode != 0:
-        why = (started.stderr or started.stdout).strip()[:120]
-        bed.report.row("sharing", "MPS", "skipped", "", f"the daemon cannot be started: {why}")
-        yield None
-        return
     try:
-        yield env
+        why = _start(bed, env)
+        if why:
+            bed.report.row("sharing", "MPS", "skipped", "", why)
+        yield None if why else env
     finally:
-        subprocess.run(
-            [CONTROL], input="quit\n", env=os.environ | env, capture_output=True, text=True, timeout=20, check=False
+        end_daemon(bed.folder)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    own = folder / "mps"
+    return {"CUDA_MPS_PIPE_DIRECTORY": str(own / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(own / "log")}
+
+
+def _start(bed: Bed, env: dict[str, str]) -> str:
+    """Why there is no MPS; empty: the daemon runs, and so does a first client. The daemon may keep its output open, so
+    that goes to a file.
+    """
+    said = bed.folder / "mps" / "log" / "started.txt"
+    with said.open("wb") as out:
+        try:
+            status = subprocess.run(
+                [CONTROL, "-d"], env=os.environ | env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                timeout=START_S, check=False,
+            ).returncode  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"the daemon does not start within {START_S:g} s"
+    if status != 0:
+        return f"the daemon cannot be started: {said.read_text(errors='replace').strip()[:120]}"
+    client = [sys.executable, "-E", "-c", "import torch; torch.zeros(1, device='cuda')"]
+    more = env | {"CUDA_VISIBLE_DEVICES": bed.uuid}
+    try:
+        tried = subprocess.run(
+            client, env=os.environ | more, capture_output=True, text=True, timeout=CLIENT_S, check=False
         )
+    except subprocess.TimeoutExpired:
+        return f"a client of the daemon does not start within {CLIENT_S:g} s"
+    return (
+        "" if tried.returncode == 0 else f"its server does not start: {(tried.stderr.splitlines() or [''])[-1][:120]}"
+    )
+
+
+def end_daemon(folder: Path) -> None:
+    """In order; then it and its server are killed, if they are still there."""
+    env = _environment(folder)
+    pid_file = Path(env["CUDA_MPS_PIPE_DIRECTORY"]) / "nvidia-cuda-mps-control.pid"
+    try:
+        control = psutil.Process(int(pid_file.read_text()))
+        both = [*control.children(recursive=True), control]
+    except (OSError, ValueError, psutil.Error):
+        return
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run([CONTROL], input=b"quit\n", env=os.environ | env, capture_output=True, timeout=10, check=False)
+    _, alive = psutil.wait_procs(both, timeout=5)
+    for one in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
 
 
 def _limit_holds(bed: Bed, env: dict[str, str]) -> None:
