@@ -27,7 +27,7 @@ from tests.cluster import definitions
 from tests.cluster.conftest import make_namespace
 
 MODELS = ("ada", "bob", "cat")
-CALLED_S, REST_S = 36.0, 60.0
+CALLED_S, REST_S = 60.0, 120.0
 OTHER = "other"
 """A second namespace: of engines, or of a Lease."""
 EVERY_S = 0.25
@@ -48,8 +48,16 @@ PAIRS = (
     Pair("cluster-wide, cluster-wide; two engines namespaces; one name", (), ("--namespace", OTHER)),
     Pair("cluster-wide, namespaced; one engines namespace; two names", (), ("--lease", "two", "--scope", "namespace")),
     Pair(
+        "cluster-wide, namespaced; two engines namespaces; one name",
+        (), ("--namespace", OTHER, "--scope", "namespace"),
+    ),
+    Pair(
         "namespaced, namespaced; one engines namespace; two names",
         ("--scope", "namespace"), ("--lease", "two", "--scope", "namespace"),
+    ),
+    Pair(
+        "namespaced, namespaced; two engines namespaces; one name",
+        ("--scope", "namespace"), ("--namespace", OTHER, "--scope", "namespace"),
     ),
 )  # fmt: skip
 
