@@ -40,7 +40,9 @@ def check(*, simulated: bool, driver: str = DRIVER) -> Found:
         return Found(tuple(fatal), (), "")
     supported = driver_cuda(driver)
     if supported is None:
-        fatal.append(f"no NVIDIA driver: {driver} cannot be loaded, so all steps are skipped; --simulate runs without a GPU")
+        fatal.append(
+            f"no NVIDIA driver: {driver} cannot be loaded, so all steps are skipped; --simulate runs without a GPU"
+        )
     needed = torch_cuda()
     if needed is None:
         fatal.append("no PyTorch with CUDA in this Python, so all steps are skipped: pip install torch")

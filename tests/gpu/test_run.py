@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import kit, llama, main, prerequisites
+from tests.gpu.bed import Bed
+from tests.gpu.report import Report
 from tests.gpu.watch import Sample, Watch
 
 RUN = Path(__file__).parent / "run"
@@ -45,6 +47,52 @@ def test_every_step_runs_on_a_simulated_device_and_its_figures_hold(tmp_path: Pa
     assert plots == ({"coldstart.svg", "swap.svg"} if "cold" in steps else set())
 
 
+@pytest.mark.deep
+def test_engines_with_torch_run_on_the_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed (pip install torch transformers)")
+    pytest.importorskip("transformers", reason="transformers is not installed (pip install torch transformers)")
+    words = ["--simulate", "--engine", "torch", "--quick", "--steps", "cold,kill", "--out", str(tmp_path)]
+    ran = subprocess.run([sys.executable, str(RUN), *words], capture_output=True, text=True, timeout=600, check=False)
+    print(ran.stdout, ran.stderr)
+    assert ran.returncode == 0
+
+
+def test_engines_measure_themselves_without_bindings_of_nvml() -> None:
+    """The machine's own Python, which has torch, may have none."""
+    code = "import sys; sys.modules.update(pynvml=None, torch=type(sys)('torch')); sys.path.insert(0, {!r}); "
+    code += "import torch_model; assert torch_model._listed_bytes() == 0"
+    argv = [sys.executable, "-c", code.format(str(RUN.parent / "engines"))]
+    assert subprocess.run(argv, check=False).returncode == 0
+
+
+def test_a_run_that_is_cut_short_is_not_good_and_says_why(tmp_path: Path) -> None:
+    report = Report(tmp_path / "result.json", {})
+    report.figure("kill", "requests lost", 0.0, "0", holds=True)
+    assert (report.good, report.verdict()) == (True, "all figures that were measured hold")
+    report.figure("swap", "device reused before its memory was free", None, "0", holds=None)
+    report.skipped("llama.cpp", "there is no nvcc")
+    report.failed("fit", "no time was left")
+    assert not report.good
+    assert report.verdict() == (
+        "not all figures hold; failed: fit; skipped: llama.cpp; "
+        "not measured: swap: device reused before its memory was free"
+    )
+
+
+def test_whether_memory_was_free_is_not_measured_where_nvml_lists_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose process ids are not the driver's."""
+    monkeypatch.setattr("tests.gpu.bed.Watch", lambda _: Watch.__new__(Watch))
+    bed = Bed(tmp_path, Report(tmp_path / "result.json", {}), simulated=True, quick=True, uuid="GPU-0")
+    for pid, found in ((7, 0), (8, None)):
+        row = {"model": "a", "pid": pid, "phase": "process", "at_s": 1.0}
+        bed.phases_file.write_text(json.dumps(row) + "\n")
+        bed.watch.samples = [Sample(1.0 + number / 100, 3, {7: 1}, frozenset()) for number in range(5)]
+        assert bed.reused_too_soon("kill", 0.0) == found
+    assert [one["holds"] for one in bed.report.figures] == [True, None]
+
+
 def test_unknown_step_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.options(["--steps", "inventory,hot"])
@@ -53,9 +101,11 @@ def test_unknown_step_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_missing_driver_is_one_line() -> None:
     found = prerequisites.check(simulated=False, driver="libno-such-driver.so")
-    assert [line for line in found.fatal if line.startswith("no NVIDIA driver: ")] == [
-        "no NVIDIA driver: libno-such-driver.so cannot be loaded, so all steps are skipped; --simulate runs without a GPU"
-    ]
+    (line,) = (line for line in found.fatal if "driver" in line)
+    assert line == (
+        "no NVIDIA driver: libno-such-driver.so cannot be loaded, so all steps are skipped; "
+        "--simulate runs without a GPU"
+    )
 
 
 def test_driver_older_than_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
