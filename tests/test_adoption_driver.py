@@ -44,6 +44,8 @@ class Plane:
         self.asked: list[str] = []
         """Writes that were asked for."""
         self.unreadable = UnreadableObjects()
+        self.errors: list[Exception] = []
+        """What the next writes raise."""
         self.events: list[Object] = []
         """About pods, whoever asks."""
 
@@ -83,7 +85,7 @@ class Plane:
     async def apply(self, path: str, body: Object, owner: str) -> Object:
         """As `Api.apply`, of one whose leadership has ended."""
         self.asked.append(path)
-        raise FencedError
+        raise self.errors.pop() if self.errors else FencedError
 
     def unix_s(self) -> float:
         """As `Api.unix_s`."""
@@ -233,6 +235,23 @@ async def test_an_order_that_is_not_written_because_another_leads_now_is_no_fail
         house.driver._runners()[0].settle()
         assert house.now() == {before: Seen.READY}
         assert house.driver._runners()[0].core.level() is None
+
+
+@pytest.mark.parametrize(("status", "tries"), [(503, 51), (429, 51), (408, 51), (409, 20), (403, 1)])
+async def test_a_scale_is_written_again_until_the_api_server_is_well(
+    status: int, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conflict only for a while, and a refusal not at all: these end the start."""
+    monkeypatch.setattr(runner, "RETRY_S", 0.0)
+    async with serving("ada") as house:
+        house.plane.errors = [ApiError(status, "Trouble", "no") for _ in range(50)]
+        more = Bench().order("more")
+        house.driver.start(more, house.model("ada"))
+        async with asyncio.timeout(60):
+            while house.driver._runners()[0].core.knows(more.id):
+                await asyncio.sleep(0)
+        assert len(house.plane.asked) == tries
+        assert bool(house.reasons("more")) == (tries < 50)
 
 
 async def test_a_persons_scale_holds_for_its_time_whatever_happens_to_the_clocks_of_others() -> None:

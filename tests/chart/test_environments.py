@@ -114,10 +114,9 @@ def test_agents_may_be_in_the_releases_namespace_which_the_chart_does_not_make()
 def test_agents_are_refused_in_the_namespace_of_engines() -> None:
     with pytest.raises(helm_python.HelmError, match=r"agent\.namespace: agents use host paths"):
         texts({"agent": {"enabled": True, "namespace": "pilotlight-engines"}})
-    own = {"agent": {"enabled": True, "namespace": "e", "createNamespace": False}}
-    values = {**own, "engines": {"namespace": "e", "createNamespace": False}}
+    values = SETS["agents in the engines' namespace"]
     assert not of_kind(values, "Namespace")
-    assert named(values, "DaemonSet", f"{AGENTS_NAME}-agent")["metadata"]["namespace"] == "e"
+    assert named(values, "DaemonSet", f"{AGENTS_NAME}-agent")["metadata"]["namespace"] == "shared"
 
 
 def test_with_cert_manager_or_secrets_two_renderings_are_equal() -> None:

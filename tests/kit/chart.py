@@ -147,6 +147,10 @@ SETS: dict[str, Values] = {
         "agent": {"enabled": True, "namespace": "home"},
         "contract": {"certificates": "certManager", "issuer": {"kind": "Issuer", "name": "local"}},
     },
+    "agents in the engines' namespace": {
+        "agent": {"enabled": True, "namespace": "shared", "createNamespace": False},
+        "engines": {"namespace": "shared", "createNamespace": False},
+    },
     "addresses of version 6": {"listenHost": "[::]", "fullnameOverride": "house"},
     "openshift": {
         "openshift": True,

@@ -30,10 +30,10 @@ from autoscaler.world import Replica
 RETRY_S = 0.5
 CHANGED_S = 0.01
 """The first pause where the workload is another than the one that was judged: the watch tells of it in a moment."""
-REFUSALS_MAX = 20
-"""In a row of a server that is in trouble itself; then whoever waits for a pod is told."""
+CONFLICTS_MAX = 20
+"""In a row; then the starts that wait for a pod have failed."""
 TRANSIENT = 500
-"""Statuses from here on, and 409, are the server's trouble and not ours."""
+"""Statuses from here on, 408 and 429 are the server's trouble: the write is tried again until it is over."""
 PLURALS = {"Deployment": "deployments", "StatefulSet": "statefulsets"}
 
 _log = logging.getLogger(__name__)
@@ -226,8 +226,12 @@ class Runner:
             await self._again()
         except ApiError as error:
             self._refusals += 1
-            if (error.status in {408, 409, 429} or error.status >= TRANSIENT) and self._refusals < REFUSALS_MAX:
-                await self._again(CHANGED_S * 2.0**self._refusals if error.status == 409 else RETRY_S)
+            if error.status in {408, 429} or error.status >= TRANSIENT:
+                if self._refusals == 1:
+                    _log.warning("event=scale_waits workload=%s error=%s", self.core.seen.key, error)
+                await self._again()
+            elif error.status == 409 and self._refusals < CONFLICTS_MAX:
+                await self._again(CHANGED_S * 2.0**self._refusals)
             else:
                 self._refused(f"{self.core.seen.key} cannot be scaled: {error}")
         except FencedError:  # a hand-over is nobody's failed start
