@@ -25,7 +25,9 @@ BYTES_MAX: Final = 4 << 20
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _TOKEN = re.compile(_STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
+_BATCH: Final = 128
+"""Brackets of which only the balance is looked at, where it cannot reach the limit."""
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _CUT = b'{"pilotlight.dev/cut":null}'
 """Takes the place of what is nested too deeply."""
@@ -82,6 +84,11 @@ class _Event(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
+class _WholeEvent(msgspec.Struct, frozen=True):
+    type: str
+    object: Object
+
+
 class _List(msgspec.Struct, frozen=True):
     api_version: str = msgspec.field(name="apiVersion", default="")
     kind: str = ""
@@ -92,16 +99,25 @@ class _List(msgspec.Struct, frozen=True):
 _decode_object = msgspec.json.Decoder(Object).decode
 _decode_identity = msgspec.json.Decoder(_Identity).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
+_decode_whole_event = msgspec.json.Decoder(_WholeEvent).decode
 _decode_list = msgspec.json.Decoder(_List).decode
 
 
-def is_too_deep(text: bytes) -> bool:
-    """Whether JSON has values below DEPTH_MAX levels."""
-    if text.count(b"{") + text.count(b"[") <= DEPTH_MAX:
-        return False
-    outside = _STRING.sub(b"", text) if b"\\" in text else b"".join(text.split(b'"')[::2])  # of strings
-    brackets = outside.translate(None, _NO_BRACKETS)
-    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > DEPTH_MAX
+def is_too_deep(text: bytes, depth_max: int = DEPTH_MAX) -> bool:
+    """Whether JSON has values below so many levels. Each event of each watch is looked at, so this is done in few
+    steps of C: escapes and all but brackets and quotes are removed, then strings, then the balance is counted.
+    """
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    marks = text.translate(None, _NO_MARKS).replace(b'""', b"")
+    brackets, depth = b"".join(marks.split(b'"')[::2]), 0
+    for begin in range(0, len(brackets), _BATCH):
+        batch = brackets[begin : begin + _BATCH]
+        opened = batch.count(b"{") + batch.count(b"[")
+        if depth + opened > depth_max:
+            return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > depth_max
+        depth += 2 * opened - len(batch)
+    return False
 
 
 def cut(text: bytes, depth_max: int) -> bytes:
@@ -135,10 +151,15 @@ def _read_bounded(raw: bytes, of: tuple[str, str] = ("", "")) -> Object | Unread
     found = read_object(raw, of)
     if not isinstance(found, Unreadable):
         try:
-            msgspec.convert(found.get("metadata"), _Checked)
+            _check(found)
         except msgspec.ValidationError as error:
             return _unreadable(raw, of, f"its metadata: {error}")
     return found
+
+
+def _check(found: Object) -> None:
+    """Raises msgspec.ValidationError if metadata has other types than readers expect."""
+    msgspec.convert(found.get("metadata"), _Checked)
 
 
 def _unreadable(raw: bytes, of: tuple[str, str], reason: str) -> Unreadable:
@@ -154,7 +175,17 @@ def _unreadable(raw: bytes, of: tuple[str, str], reason: str) -> Unreadable:
 
 
 def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
-    """An event of a watch: its type and its object. Raises msgspec.DecodeError if the line is no event."""
+    """An event of a watch: its type and its object. Raises msgspec.DecodeError if the line is no event. As a rule it is
+    decoded once; where that fails, its object is decoded apart, so that it is known what is wrong with which object.
+    """
+    if len(line) <= BYTES_MAX and not is_too_deep(line, DEPTH_MAX + 1) and _CUT not in line:
+        try:
+            whole = _decode_whole_event(line)
+            _check(whole.object)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return whole.type, whole.object
     try:
         event = _decode_event(line)
     except RecursionError:
