@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import Api
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
+from tests.cluster.lossy import Lossy
 from tests.cluster.webhook import webhook
 
 
@@ -53,4 +55,39 @@ async def test_a_call_is_answered_after_webhooks_that_take_longer_than_the_lease
     async with house.running() as one, webhook(api, namespace, tmp_path, delay_s=600, timeout_s=20):
         async with asyncio.timeout(120):
             assert (await one.call("ada"))[0] == 200
+        assert len((await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]) == 1, node.name
+
+
+async def test_a_call_is_answered_although_etcd_changes_its_leader(
+    api: Api, kubeconfig: Path, namespace: str, node: Node, tmp_path: Path
+) -> None:
+    """K02, carvel-dev/kapp#106: the first write of the pod gets 500 `etcdserver: leader changed`."""
+    lossy = Lossy(await access(kubeconfig))
+    async with lossy.running(tmp_path) as way, asyncio.timeout(120):
+        house = House(tmp_path, way, namespace)
+        house.write(model("ada"))
+        async with house.running() as one:
+            lossy.fails = 1
+            assert (await one.call("ada"))[0] == 200
+    assert lossy.fails == 0
+    assert [one["spec"]["nodeName"] for one in (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]] == [
+        node.name
+    ]
+
+
+async def test_a_call_is_answered_when_a_webhook_that_was_away_is_back(
+    house: House, api: Api, namespace: str, node: Node, tmp_path: Path
+) -> None:
+    """K01, istio#10983: its Service has no endpoint for a moment."""
+    house.write(model("ada"))
+    async with (
+        house.running() as one,
+        webhook(api, namespace, tmp_path, listens=False) as listen,
+        asyncio.timeout(120),
+    ):
+        call = asyncio.create_task(one.call("ada"))
+        while "failed calling webhook" not in await one.said("explain/model/ada"):
+            await asyncio.sleep(0.05)
+        await listen()
+        assert (await call)[0] == 200
         assert len((await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]) == 1, node.name
