@@ -9,7 +9,7 @@ import time
 
 from loadtest.client import Client
 from loadtest.result import Ending
-from tests.gpu.bed import Bed, GpuRunError, call, seen, shot
+from tests.gpu.bed import Bed, GpuRunError, call, listens, seen, shot
 
 STREAMS, SLOTS = 4, 2
 """Two run in the engine and two wait when it is killed."""
@@ -45,6 +45,8 @@ async def run(bed: Bed) -> None:
         raise GpuRunError("the engine was not started again")
     if freed_s is not None:
         bed.report.row("kill", "SIGKILL -> memory free", freed_s - killed_s, "s")
+    by_hand_s = await _by_hand_s(bed)
+    bed.report.row("kill", "SIGKILL -> memory free, by hand", by_hand_s, "s")
     if ended_s is None:
         bed.report.say("kill       NVML did not list the engine after its end")
     bed.report.row("kill", "SIGKILL -> spawned again", starts[0].at_s - killed_s, "s")
@@ -54,3 +56,14 @@ async def run(bed: Bed) -> None:
     waiting = endings["completed"] >= STREAMS - SLOTS
     bed.report.figure("kill", "waiting requests answered", float(waiting), "1", holds=waiting)
     bed.reused_too_soon("kill", began_s)
+
+
+async def _by_hand_s(bed: Bed) -> float:
+    """From the SIGKILL of an engine that runs without Pilotlight until NVML does not list it."""
+    with bed.by_hand("killed", "medium") as (process, port):
+        await listens(process, port)
+        process.kill()
+        killed_s = time.time()
+        process.wait()
+        await bed.until_free([process.pid])
+    return time.time() - killed_s

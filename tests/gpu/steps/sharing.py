@@ -12,18 +12,20 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from loadtest.client import Client
 from loadtest.result import Ending
-from tests.gpu.bed import Bed, GpuRunError, call, shot
+from tests.gpu.bed import HOST, Bed, GpuRunError, call, listens, shot
 from tests.kit.serving import Serving
 
 CONTROL = "nvidia-cuda-mps-control"
 NAMES = ("share-a", "share-b")
 PROMPT_TOKENS, TOKENS, AT_ONCE = 2048, 4, 2
 """Long prompts and short answers: the GPU is what limits, not Python."""
+WORDS = ("--prompt-tokens", str(PROMPT_TOKENS), "--context-tokens", str(PROMPT_TOKENS + 64))
 START_S, CLIENT_S = 20.0, 40.0
 """For the daemon to start, and for its first client, which starts its server."""
 OVER_LIMIT = "import torch; torch.empty(3 << 30, dtype=torch.uint8, device='cuda')"
@@ -33,6 +35,7 @@ OVER_LIMIT = "import torch; torch.empty(3 << 30, dtype=torch.uint8, device='cuda
 async def run(bed: Bed) -> None:
     """First without the daemon, then with it."""
     await _measure(bed, "time-slicing", {})
+    await _by_hand(bed)
     if shutil.which(CONTROL) is None:
         bed.report.row("sharing", "MPS", "skipped", "", f"{CONTROL} is not on the PATH")
         return
@@ -124,8 +127,7 @@ def _limit_holds(bed: Bed, env: dict[str, str]) -> None:
 
 async def _measure(bed: Bed, how: str, env: dict[str, str]) -> None:
     seconds = 1.0 if bed.simulated else 2.5 if bed.quick else 4.0
-    words = ["--prompt-tokens", str(PROMPT_TOKENS), "--context-tokens", str(PROMPT_TOKENS + 64)]
-    documents = [bed.model(name, "large", *words, env=env) for name in NAMES]
+    documents = [bed.model(name, "large", *WORDS, env=env) for name in NAMES]
     async with bed.serving(f"sharing-{how}", *documents) as serve:
         try:
             await asyncio.gather(*(call(serve.url, name) for name in NAMES))
@@ -134,13 +136,42 @@ async def _measure(bed: Bed, how: str, env: dict[str, str]) -> None:
             raise
         if env:
             _listed(bed, serve)
-        alone = [await _rate(serve, name, seconds) for name in NAMES]
-        together = sum(await asyncio.gather(*(_rate(serve, name, seconds) for name in NAMES)))
+        rates = await _rates([(serve.url, name) for name in NAMES], seconds)
+    _report(bed, how, *rates)
+    ratio = rates.together / max(rates.alone)
+    bed.report.figure("sharing", f"{how}: together over the faster alone", ratio, "reported", holds=None)
+
+
+class Rates(NamedTuple):
+    """Requests a second of each engine while the other is idle, and of both together."""
+
+    alone: list[float]
+    together: float
+
+
+async def _rates(engines: list[tuple[str, str]], seconds: float) -> Rates:
+    """`engines`: (URL, model) of each."""
+    alone = [await _rate(url, name, seconds) for url, name in engines]
+    return Rates(alone, sum(await asyncio.gather(*(_rate(url, name, seconds) for url, name in engines))))
+
+
+def _report(bed: Bed, how: str, alone: list[float], together: float) -> None:
     for name, rate in zip(NAMES, alone, strict=True):
         bed.report.row("sharing", f"{how}: {name} alone", rate, "req/s")
     bed.report.row("sharing", f"{how}: both together, sum", together, "req/s")
-    ratio = together / max(alone)
-    bed.report.figure("sharing", f"{how}: together over the faster alone", ratio, "reported", holds=None)
+
+
+async def _by_hand(bed: Bed) -> None:
+    """The same engines without Pilotlight, time-sliced."""
+    seconds = 1.0 if bed.simulated else 2.5
+    with (
+        bed.by_hand(NAMES[0], "large", *WORDS) as (first, first_port),
+        bed.by_hand(NAMES[1], "large", *WORDS) as (second, second_port),
+    ):
+        await asyncio.gather(listens(first, first_port), listens(second, second_port))
+        engines = [(f"http://{HOST}:{port}", name) for port, name in zip((first_port, second_port), NAMES, strict=True)]
+        _report(bed, "by hand", *await _rates(engines, seconds))
+    await bed.until_free([first.pid, second.pid])
 
 
 def _listed(bed: Bed, serve: Serving) -> None:
@@ -152,14 +183,14 @@ def _listed(bed: Bed, serve: Serving) -> None:
     bed.report.row("sharing", "MPS clients whose memory Pilotlight measures", f"{known} of {len(pids)}")
 
 
-async def _rate(serve: Serving, name: str, seconds: float) -> float:
+async def _rate(url: str, name: str, seconds: float) -> float:
     """Requests a second of a closed loop."""
     end_s, count = time.monotonic() + seconds, 0
     began_s = time.monotonic()
 
     async def loop() -> None:
         nonlocal count
-        client = Client(serve.url, reuse=True)
+        client = Client(url, reuse=True)
         with contextlib.closing(client):
             while time.monotonic() < end_s:
                 result = await client.send(shot(name, tokens=TOKENS))

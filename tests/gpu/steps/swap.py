@@ -9,7 +9,7 @@ from itertools import pairwise
 from loadtest.client import Client
 from loadtest.result import Ending
 from tests.gpu import plots
-from tests.gpu.bed import Bed, shot
+from tests.gpu.bed import HOST, Bed, call, listens, shot
 
 SHARE = 0.6
 """Of the device, that each of the two claims and takes."""
@@ -47,6 +47,7 @@ async def run(bed: Bed) -> None:
     say("swap", "until the last answer", lasted_s, "s")
     say("swap", "longest wait for a first token", max(waits, default=0.0), "s")
     _gaps(bed, began_s)
+    say("swap", "swap by hand: engine killed -> first token of the other", await _by_hand_s(bed), "s")
     lost = len(results) - endings["completed"]
     bed.report.figure("swap", "requests lost", float(lost), "0", holds=lost == 0)
     turns = len(starts) >= TURNS
@@ -59,9 +60,23 @@ async def run(bed: Bed) -> None:
                 {"used, by NVML": used}, marks)  # fmt: skip
 
 
+async def _by_hand_s(bed: Bed) -> float:
+    """From the end of one engine to the first token of the other, as a person swaps them."""
+    with bed.by_hand("swap-a", "large") as (process, port):
+        await listens(process, port)
+    ended_s = time.time()
+    await bed.until_free([process.pid])
+    with bed.by_hand("swap-b", "medium") as (process, port):
+        await listens(process, port)
+        await call(f"http://{HOST}:{port}", "swap-b")
+        first_s = next(one.at_s for one in bed.phases(ended_s) if one.phase == "first token")
+    await bed.until_free([process.pid])
+    return first_s - ended_s
+
+
 def _gaps(bed: Bed, began_s: float) -> None:
     """From the end of one engine to its memory being free, and to the start of the next."""
-    starts, free, gaps = bed.spawns(began_s), list[float](), list[float]()
+    starts, free, gaps, swaps = bed.spawns(began_s), list[float](), list[float](), list[float]()
     for before, after in pairwise(starts):
         ended_s, freed_s = bed.watch.ended_s(before.pid), bed.watch.freed_s(before.pid)
         if freed_s is None:
@@ -69,7 +84,12 @@ def _gaps(bed: Bed, began_s: float) -> None:
         if ended_s is not None:
             free.append(freed_s - ended_s)
         gaps.append(after.at_s - (ended_s or freed_s))
+        first = next((one for one in bed.phases(after.at_s, after.model) if one.phase == "first token"), None)
+        if first is not None:
+            swaps.append(first.at_s - (ended_s or freed_s))
     if gaps:
         bed.report.row("swap", "engine ended -> next one spawned, median", statistics.median(gaps), "s")
+    if swaps:
+        bed.report.row("swap", "engine ended -> first token of the next, median", statistics.median(swaps), "s")
     if free:
         bed.report.row("swap", "engine ended -> memory free, longest", max(free), "s")
