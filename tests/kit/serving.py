@@ -251,12 +251,17 @@ class Serving:
         return 0
 
     def records(self) -> list[Record]:
-        """What the state directory says of Replicas."""
-        found = []
-        for path in sorted((self.state / "replicas").glob("*.json")):
-            with contextlib.suppress(FileNotFoundError):
-                found.append(msgspec.json.decode(path.read_bytes(), type=Record))
-        return found
+        """What the state directory says of Replicas. A record is written beside the old one, which is then removed
+        before the new one gets its name: in between it is found under the other name, or a moment later under its own.
+        """
+        found = dict[str, Record]()
+        for pattern in ("*.json", ".*.json.new", "*.json"):
+            for path in (self.state / "replicas").glob(pattern):
+                name = path.name.removeprefix(".").removesuffix(".new")
+                if name not in found:
+                    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+                        found[name] = msgspec.json.decode(path.read_bytes(), type=Record)
+        return [found[name] for name in sorted(found)]
 
     def starts(self, model: str) -> int:
         """Engine processes of a Model that were ever started: each Replica has a log of its own."""

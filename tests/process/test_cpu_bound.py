@@ -63,6 +63,7 @@ def nvmlDeviceGetComputeRunningProcesses(handle):
 
 
 nvmlDeviceGetGraphicsRunningProcesses = nvmlDeviceGetComputeRunningProcesses
+nvmlDeviceGetMPSComputeRunningProcesses = nvmlDeviceGetComputeRunningProcesses
 '''
 
 
