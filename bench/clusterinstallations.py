@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import aiohttp
 
-from autoscaler.drivers.kubernetes.api import ApiError
+from autoscaler.drivers.kubernetes.api import ApiError, Object
 from autoscaler.ownership import INSTALLATION
 from bench import kit
 from bench.clusterbed import Bed, bed
@@ -71,11 +71,11 @@ class Seen:
         self._owners: dict[str, str] = {}
         """Installation by pod."""
 
-    def look(self, pods: list[dict[str, dict[str, object]]]) -> None:
+    def look(self, pods: list[Object]) -> None:
         """All pods of engines that are there now."""
         owners, models = dict[str, str](), dict[str, set[str]]()
         for pod in pods:
-            labels: dict[str, str] = dict(pod["metadata"].get("labels") or {})  # type: ignore[call-overload]
+            labels: dict[str, str] = pod["metadata"].get("labels") or {}
             name, model = str(pod["metadata"]["name"]), labels.get("pilotlight.dev/model", "")
             owners[name] = labels.get(INSTALLATION, "")
             models.setdefault(model, set()).add(owners[name])
@@ -168,9 +168,9 @@ async def _answers(session: aiohttp.ClientSession, houses: list[House], name: st
     return sorted(found)
 
 
-async def _pods(one: Bed) -> list[dict[str, dict[str, object]]]:
+async def _pods(one: Bed) -> list[Object]:
     """Of engines, of both namespaces."""
-    found: list[dict[str, dict[str, object]]] = []
+    found = list[Object]()
     for namespace in (one.namespace, OTHER):
         listed = await one.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=INSTALLATION)
         found += listed["items"]

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -88,9 +89,16 @@ def test_whether_memory_was_free_is_not_measured_where_nvml_lists_no_engine(
     for pid, found in ((7, 0), (8, None)):
         row = {"model": "a", "pid": pid, "phase": "process", "at_s": 1.0}
         bed.phases_file.write_text(json.dumps(row) + "\n")
-        bed.watch.samples = [Sample(1.0 + number / 100, 3, {7: 1}, frozenset()) for number in range(5)]
+        now_s = time.time()
+        bed.watch.samples = [Sample(now_s - number / 100, 3, {7: 1}, frozenset()) for number in range(5, -1, -1)]
         assert bed.reused_too_soon("kill", 0.0) == found
     assert [one["holds"] for one in bed.report.figures] == [True, None]
+
+
+def test_sampling_that_ended_is_a_gap() -> None:
+    watch = Watch.__new__(Watch)
+    watch.samples = [Sample(time.time() - 60.0, 0, {}, frozenset()), Sample(time.time() - 59.99, 0, {}, frozenset())]
+    assert watch.gap_s(0.0) > 59.0
 
 
 def test_unknown_step_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:

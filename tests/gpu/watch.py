@@ -73,8 +73,8 @@ class Watch:
         return self.samples[after].at_s if after < len(self.samples) else None
 
     def gap_s(self, began_s: float) -> float:
-        """The longest time between two looks since then."""
-        times = [one.at_s for one in self.since(began_s)]
+        """The longest time without a look from then until now: also if the thread has ended."""
+        times = [*(one.at_s for one in self.since(began_s)), time.time()]
         return max((after - before for before, after in pairwise(times)), default=inf)
 
     def held_by_ended(self, at_s: float) -> frozenset[int]:
@@ -89,7 +89,7 @@ class Watch:
         while not self._stopped.wait(EVERY_S):
             try:
                 self.samples.append(self.look())
-            except Exception as error:  # noqa: BLE001 - it is counted and reported, and the next look may succeed
+            except (pynvml.NVMLError, OSError) as error:
                 self.failures, self.error = self.failures + 1, f"{type(error).__name__}: {error}"
 
 
