@@ -1,10 +1,9 @@
 """All documents of an installation, whatever they are written in: files, custom resources, objects that are adopted.
 
 Owns what each source last said and the one set that comes of it, without what another installation serves
-(`autoscaler.ownership`), names settled by age (`autoscaler.names`). Promises: nothing is told before every source that
-is awaited has said something, and before it is known who serves each namespace's Models, since a Model that is not told
-yet would look like one that is gone; each Model's status is told once with it, for what was learnt before a restart.
-Pure.
+(`autoscaler.ownership`); older objects keep a contested name (`autoscaler.names`). Nothing is passed on before each
+expected source has reported and the installation that serves each namespace is known, because a missing Model would
+look like a deleted one. Each Model's stored status is passed on once, with what was learnt before a restart. Pure.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from autoscaler.api import devices
 from autoscaler.contract import GatewayId, ModelName, Report
 from autoscaler.drivers.kubernetes import nodes
 from autoscaler.drivers.kubernetes.nodes import OtherPod
-from autoscaler.drivers.kubernetes.told import unbound
+from autoscaler.drivers.kubernetes.replica_events import unbound
 from autoscaler.explain import explain_model
 from autoscaler.fold import fold
 from autoscaler.lanes import Room

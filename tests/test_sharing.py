@@ -14,7 +14,7 @@ from autoscaler.documents import load
 from autoscaler.drivers.kubernetes import declared, nodes, plugins, pods
 from autoscaler.drivers.kubernetes.nodes import NodeSeen, OtherPod
 from autoscaler.drivers.kubernetes.plugins import PLACES
-from autoscaler.drivers.kubernetes.told import unbound
+from autoscaler.drivers.kubernetes.replica_events import unbound
 from autoscaler.fold import fold
 from autoscaler.lanes import Isolation
 from autoscaler.model import Gpu, Model

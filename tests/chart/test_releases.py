@@ -37,7 +37,7 @@ def test_no_two_releases_have_an_object_of_one_name(values: Values) -> None:
 
 
 def test_releases_of_one_name_may_share_the_namespaces_of_engines_and_agents() -> None:
-    """Beside the namespaces themselves nothing has the name of another's."""
+    """The namespaces apart, no two objects have the same name."""
     values = {**SETS["agents"], "agent": {"enabled": True, "pullSecrets": ["login"]}}
     one, other = (keys(values, ("pilotlight", namespace)) for namespace in ("team-a", "team-b"))
     assert not one & other

@@ -235,8 +235,8 @@ def test_selectors_find_the_pods_and_nobody_else(values: Values) -> None:
         selector = one["spec"]["selector"].get("matchLabels", one["spec"]["selector"])
         found = [labels for namespace, labels in pods
                  if namespace == one["metadata"]["namespace"] and selector.items() <= labels.items()]  # fmt: skip
-        beside = values.get("agent", {}).get("namespace") == "home"
-        metrics = 3 if beside else 2
+        same_namespace = values.get("agent", {}).get("namespace") == "home"
+        metrics = 3 if same_namespace else 2
         assert len(found) == (metrics if one["metadata"]["name"].endswith("-metrics") else 1), one["metadata"]["name"]
 
 

@@ -146,7 +146,7 @@ async def test_a_pod_that_the_scheduler_preempts_is_taken_and_the_other_serves_o
         theirs = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs"}, "spec": spec}
         await scene.api.create(scene.pods, theirs)
         both = {ReplicaId("r0"), ReplicaId("r1")}
-        while not (taken := [told for id in both for told in observed.of(id) if told.seen is Seen.TAKEN]):
+        while not (taken := [one for id in both for one in observed.of(id) if one.seen is Seen.TAKEN]):
             await observed.more()
         assert "Preemption" in taken[0].reason
         (other,) = both - {taken[0].id}

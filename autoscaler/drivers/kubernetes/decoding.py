@@ -175,8 +175,8 @@ def _unreadable(raw: bytes, of: tuple[str, str], reason: str) -> Unreadable:
 
 
 def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
-    """An event of a watch: its type and its object. Raises msgspec.DecodeError if the line is no event. As a rule it is
-    decoded once; where that fails, its object is decoded apart, so that it is known what is wrong with which object.
+    """An event of a watch: its type and its object. Raises msgspec.DecodeError if the line is not an event. A valid
+    event is decoded once. If that fails, its object is decoded separately to find the name of the object and the error.
     """
     if len(line) <= BYTES_MAX and not is_too_deep(line, DEPTH_MAX + 1) and _CUT not in line:
         try:

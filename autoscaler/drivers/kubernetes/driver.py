@@ -36,7 +36,7 @@ from autoscaler.drivers.kubernetes.orders import Orders
 from autoscaler.drivers.kubernetes.podevents import PodEvents
 from autoscaler.drivers.kubernetes.pods import PodSeen
 from autoscaler.drivers.kubernetes.refused import Policies, Refused
-from autoscaler.drivers.kubernetes.told import is_news, is_of, kept, seen_in, unbound
+from autoscaler.drivers.kubernetes.replica_events import is_news, is_of, seen_in, unbound, with_finalizers
 from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.faults import Failure, attempt, described, reraise_memory_error
 from autoscaler.model import Model
@@ -447,7 +447,7 @@ class KubernetesDriver:
         return None if self._inventory is None else self._inventory.node(name)
 
     async def _clear(self, pod: PodSeen, *, by_force: bool, kept_by: Sequence[str] = ()) -> None:
-        proof = kept(await self._clearing.prove(pod, by_force=by_force), kept_by)
+        proof = with_finalizers(await self._clearing.prove(pod, by_force=by_force), kept_by)
         self._cleared.discard(pod.replica)
         self._see(pod, Seen.CLEAN, proof=proof)
         self._tell_if_strange(self._told.pop(pod.replica, None))

@@ -1,10 +1,10 @@
 """Which installation serves the Models of each namespace: takes, renews and reads the Leases CLAIM. I/O.
 
 `autoscaler.ownership` decides when to take or renew a Lease. Every process of an installation renews it, leader or not:
-the holder is the installation. A holder that is known stays known while the API server refuses or does not answer. If
-the server refuses for GRACE_S a Lease that nobody holds (a right is missing, a webhook or a quota rejects it), the
-Models of that namespace are served without it, and the log says so. While the Lease cannot be read because the API
-server is in trouble, another installation may hold it, so its Models wait.
+the holder is the installation. A known holder stays valid while the API server refuses requests or does not answer. If
+the server refuses to create a free Lease for GRACE_S (missing permission, webhook, quota), the Models of that namespace
+are served without a Lease, which the log reports. While API errors prevent reading the Lease, another installation may
+hold it, so its Models wait.
 """
 
 from __future__ import annotations

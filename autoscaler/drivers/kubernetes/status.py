@@ -245,7 +245,7 @@ def remembered(
 
 def read(status: object) -> Status:
     """A status as the API server has it, without what installations wrote that do not serve the Model. Raises
-    ValueError (msgspec's) where somebody wrote what is none.
+    msgspec.ValidationError (a ValueError) if it is not a status.
     """
     found = msgspec.convert(status, Status)
     if all(one.type != ELSEWHERE for one in found.conditions):

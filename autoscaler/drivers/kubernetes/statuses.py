@@ -102,7 +102,7 @@ class Statuses:
         self._elsewhere: list[Subject] = []
         """Whose condition ELSEWHERE is to be written or taken away."""
         self._tried: dict[str, tuple[str, str]] = {}
-        """What was to be written of it last in this leadership, and what was there, by the uid: not tried twice."""
+        """By uid, the last attempt of this leadership: the desired and the current condition. It is not repeated."""
         self._again_s: dict[str, float] = {}
         """When it is tried again after a refusal."""
         self._heard: dict[str, StatusSeen] = {}

@@ -49,7 +49,7 @@ from autoscaler.drivers.kubernetes.adoption.seen import (
 from autoscaler.drivers.kubernetes.adoption.showing import Showing
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
-from autoscaler.drivers.kubernetes.told import unbound
+from autoscaler.drivers.kubernetes.replica_events import unbound
 from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.faults import Failure, attempt, described
 from autoscaler.model import Model
@@ -88,9 +88,9 @@ def _ours(namespace: str, named: str | None) -> str | None:
 
 
 class AdoptedDriver:
-    """The driver of adopted Models. `namespaces`: only there; None: everywhere. `models` is given all of them, as they
-    are now, under names that may be taken: `called` hears which they got. `whose` says which of them another
-    installation serves (`Installation.whose`). `note` is given what people are to be told.
+    """The driver of adopted Models. `namespaces`: those that are watched; None: all. `models` receives all Models after
+    each change; `called` then receives the names that they got, because a name may be in use. `whose` returns why
+    another installation serves a Model (`Installation.whose`). `note` receives each Event to write.
     """
 
     def __init__(

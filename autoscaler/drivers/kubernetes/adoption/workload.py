@@ -30,7 +30,7 @@ from autoscaler.drivers.kubernetes.adoption.pod import (
 from autoscaler.drivers.kubernetes.adoption.seen import PodSeen, WorkloadSeen
 from autoscaler.drivers.kubernetes.beginning import Beginning
 from autoscaler.drivers.kubernetes.refused import REFUSED_S
-from autoscaler.drivers.kubernetes.told import kept, unbound
+from autoscaler.drivers.kubernetes.replica_events import unbound, with_finalizers
 from autoscaler.model import Model
 from autoscaler.observations import ReplicaSeen, Seen
 from autoscaler.world import Placing, Replica
@@ -365,7 +365,7 @@ class Workload:
     def _crashed(self, pod: Pod) -> None:
         """Its engine has ended. Its pod goes, too, where only it would; else what its kubelet starts is found anew."""
         if pod.seen.leaving and pod.seen.over:
-            self._end(pod, pod.ended, kept(EXITED, pod.seen.finalizers))
+            self._end(pod, pod.ended, with_finalizers(EXITED, pod.seen.finalizers))
         if pod.seen.leaving or pod.going or not self._leads:
             return
         ranks = [other.seen.rank for other in self._pods.values() if other.stays]

@@ -1,4 +1,4 @@
-"""What the driver says of a Replica: made of its pod, or of what was ordered; and whether it is news. Pure."""
+"""Observations of a Replica, made from its pod or from its order, and whether one differs from the last. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_of(told: ReplicaSeen, pod: PodSeen) -> bool:
     return told.pod is not None and told.pod.uid == pod.uid
 
 
-def kept(proof: str, finalizers: Sequence[str]) -> str:
+def with_finalizers(proof: str, finalizers: Sequence[str]) -> str:
     """The proof that a Replica is clean, with what keeps the object of its pod."""
     return f"{proof}; its pod is kept by the finalizer {', '.join(finalizers)}" if finalizers else proof
 
