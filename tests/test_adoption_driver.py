@@ -363,7 +363,7 @@ def test_a_change_that_a_callback_failed_to_take_is_reported_again() -> None:
 
 async def test_a_failed_mount_ends_the_start_of_an_adopted_pod_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(podevents, "LOOK_S", 0.01)
-    monkeypatch.setattr(runner, "IMAGE_S_MAX", 0.01)
+    monkeypatch.setattr(podevents, "IMAGE_S_MAX", 0.01)
     monkeypatch.setattr(workload, "UNORDERED_S", 0.0)
     why = 'MountVolume.SetUp failed for volume "a" : secret "login" not found'
     async with serving("ada", "bob") as house:

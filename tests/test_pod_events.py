@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.drivers.kubernetes.api import Api, Object
 from autoscaler.drivers.kubernetes.podevents import LOOK_S, LOOK_S_MAX, PodEvents, failure_of
-from autoscaler.drivers.kubernetes.pods import PodSeen
+from autoscaler.drivers.kubernetes.pods import IMAGE_S_MAX, PodSeen
 from autoscaler.drivers.kubernetes.watching import Key, Watched
 from tests.test_clearing import RUNS
 
@@ -82,14 +82,15 @@ class Rig:
 async def test_a_pod_whose_volume_is_not_mounted_says_why() -> None:
     rig = Rig(WAITS)
     assert await rig.look(0.0) == 1
-    assert (rig.changed, rig.one.failure(WAITS)) == ([], "")
+    assert (rig.changed, rig.one.with_failure(WAITS)) == ([], WAITS)
     rig.events = [event("FailedMount", 3)]
     assert await rig.look(LOOK_S) == 1
     assert rig.changed == [WAITS]
-    assert rig.one.failure(WAITS) == f"FailedMount: {SECRET}"
+    named = rig.one.with_failure(WAITS)
+    assert (named.waits, named.patience_s) == (f"FailedMount: {SECRET}", IMAGE_S_MAX)
     rig.events.append(event("Pulling", 9))
     assert await rig.look(LOOK_S_MAX) == 1
-    assert not rig.one.failure(WAITS)
+    assert rig.one.with_failure(WAITS) == WAITS
 
 
 async def test_a_pod_is_asked_for_less_and_less_often() -> None:
@@ -113,4 +114,4 @@ async def test_a_pod_is_asked_for_less_and_less_often() -> None:
 async def test_other_pods_are_not_asked_for(pod: PodSeen) -> None:
     rig = Rig(pod)
     assert await rig.look(0.0) == 0
-    assert not rig.one.failure(pod)
+    assert rig.one.with_failure(pod) == pod

@@ -90,7 +90,7 @@ async def test_a_volume_that_cannot_be_mounted_fails_the_start_and_is_named(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(podevents, "LOOK_S", 0.1)
-    monkeypatch.setattr(pods, "IMAGE_S_MAX", 0.5)
+    monkeypatch.setattr(podevents, "IMAGE_S_MAX", 0.5)
     one, model = scene.engine("r1")
     scene.node.fall_silent()  # the Event is written below, as a kubelet writes it
     driver = scene.driver()

@@ -340,7 +340,7 @@ class KubernetesDriver:
                 self._is_gone(old)
         if new is None or new.uid in self._over:
             return
-        new = self._told_of(new)
+        new = self._events.with_failure(new)
         if new.leaving and new.is_over and new.finalizers:
             self._is_kept(new)
             return
@@ -361,11 +361,6 @@ class KubernetesDriver:
             self._asking.look_for_namesake(new)
             self._see(new, Seen.STARTING)
             self._asking.begin(new)
-
-    def _told_of(self, pod: PodSeen) -> PodSeen:
-        """With what its Events say."""
-        said = self._events.failure(pod)
-        return pod._replace(waits=said, patience_s=pods.IMAGE_S_MAX) if said else pod
 
     def _judge_again(self, pod: PodSeen) -> None:
         """Its Events say something else."""
@@ -397,7 +392,7 @@ class KubernetesDriver:
     def _lose_hope(self, key: Key, uid: str) -> None:
         """Its image, or a Secret, could not be had for too long: the start has failed, and so would the next."""
         pod = self._pods.items.get(key)
-        pod = None if pod is None else self._told_of(pod)
+        pod = None if pod is None else self._events.with_failure(pod)
         if pod is None or pod.uid != uid or pod.patience_s is None:
             return
         self._refused.note(pod.model, pod.spec_hash, pod.waits, self._clock())

@@ -31,7 +31,7 @@ from autoscaler.world import Replica
 
 RETRY_S, RETRY_GROWTH, RETRY_S_MAX = 0.2, 1.5, 10.0
 """Pauses of an order that cannot be carried out yet (a quota that is full, a server in trouble): the first, how they
-grow, and the longest. With this growth an order waits at most half as long again as the trouble lasted.
+grow, and the longest. An order is sent again, on average, after half as long again as the trouble lasted.
 """
 CONFLICTS_MAX = 20
 """Versions that a pod may run through (its kubelet writes, too) between our mark and our delete."""

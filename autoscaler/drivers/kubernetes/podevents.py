@@ -14,7 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from autoscaler.drivers.kubernetes.adoption.seen import PodSeen as AdoptedPod
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.pods import PodSeen
+from autoscaler.drivers.kubernetes.pods import IMAGE_S_MAX, PodSeen
 from autoscaler.drivers.kubernetes.watching import Watched
 from autoscaler.words import one_line, unaddressed
 
@@ -69,9 +69,10 @@ class PodEvents(Generic[P]):
         self._found: dict[str, str] = {}
         """By the pod's uid: why it waits."""
 
-    def failure(self, pod: P) -> str:
-        """What the Events of a pod say, where its own status says nothing; empty: nothing either."""
-        return self._found.get(pod.uid, "") if _waits(pod) else ""
+    def with_failure(self, pod: P) -> P:
+        """The pod with the failure that its Events report, if its own status reports none, and the time that it has."""
+        found = self._found.get(pod.uid, "")
+        return pod._replace(waits=found, patience_s=IMAGE_S_MAX) if found and _waits(pod) else pod
 
     async def run(self) -> None:
         """Until cancelled. Without the right to list Events nothing is known of volumes."""

@@ -21,7 +21,6 @@ from autoscaler.drivers.kubernetes.adoption.seen import COST, GOES_FIRST, INTENT
 from autoscaler.drivers.kubernetes.adoption.workload import Workload
 from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.drivers.kubernetes.podevents import PodEvents
-from autoscaler.drivers.kubernetes.pods import IMAGE_S_MAX
 from autoscaler.drivers.kubernetes.vocabulary import WRITER
 from autoscaler.drivers.kubernetes.watching import Change, Watched
 from autoscaler.faults import Failure, attempt, described
@@ -161,10 +160,7 @@ class Runner:
         self.settle()
 
     def _see(self, pod: PodSeen) -> None:
-        """With what its Events say."""
-        said = self._events.failure(pod)
-        seen = pod._replace(waits=said, patience_s=IMAGE_S_MAX) if said else pod
-        self.core.see_pod(pod.uid, seen, self._now_s())
+        self.core.see_pod(pod.uid, self._events.with_failure(pod), self._now_s())
 
     def _judge_again(self, pod: PodSeen) -> None:
         """Its Events say something else."""
