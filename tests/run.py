@@ -36,6 +36,8 @@ NOT_FOUND = 127
 """Exit status of a program that cannot be started."""
 OUTPUT_CHARACTERS_MAX = 20_000
 """Of the output of a part that is not shown as it comes."""
+ERRORS_MAX, ERROR_CHARACTERS_MAX = 6, 300
+"""Of a failed test at the end of the output: lines, and characters of a line."""
 
 
 class Tool(NamedTuple):
@@ -234,6 +236,15 @@ def is_passed(parts: Sequence[Part]) -> bool:
     return all(part.status == 0 for part in parts)
 
 
+def failures(logs: Path = LOGS) -> list[str]:
+    """Of each failed test, the name of its log and the errors in it. They come last, where a cut log has them too."""
+    lines = []
+    for log in sorted(logs.glob("*.log")):
+        errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("E ")]
+        lines += [f"failed: {log.name}", *(line[:ERROR_CHARACTERS_MAX] for line in errors[:ERRORS_MAX])]
+    return lines
+
+
 def missing_tools() -> list[str]:
     """One line for each missing tool: its name, how to install it, which tests were skipped."""
     lines = [f"missing: {tool.name} ({tool.install}); skipped: {tool.skipped}" for tool in TOOLS if tool.is_missing]
@@ -259,7 +270,7 @@ def main() -> int:
         parts += (stage.shown, *stage.others)
     print(summary(parts, time.monotonic() - begin))
     if asked.tier in {"test", "deep"}:
-        print("\n".join(missing_tools()), flush=True)
+        print("\n".join([*missing_tools(), *failures()]), flush=True)
     return 0 if is_passed(parts) else 1
 
 

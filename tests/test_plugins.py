@@ -204,3 +204,11 @@ def test_the_command_for_a_compiled_gateway_runs_against_it() -> None:
 
 def test_failed_tests_are_read_from_the_summary() -> None:
     assert flaky.failed("x\nFAILED  a::b\n  repeat  c\nFAILED  a::b\nFAILED  d::e\n") == ["a::b", "d::e"]
+
+
+def test_the_errors_of_each_failed_test_come_last(tmp_path: Path) -> None:
+    (tmp_path / "cluster-tests.txt").write_text("E   of a part, not of a test")
+    (tmp_path / "tests-test_a.py-one.call.log").write_text(">  assert x\nE   assert 1 == 2\nE   " + "x" * 1000)
+    name, *errors = run.failures(tmp_path)
+    assert name == "failed: tests-test_a.py-one.call.log"
+    assert errors == ["E   assert 1 == 2", "E   " + "x" * (run.ERROR_CHARACTERS_MAX - 4)]

@@ -41,7 +41,7 @@ async def test_sigterm_drains(tmp_path: Path, number: signal.Signals) -> None:
 
 
 async def test_a_parked_stream_that_has_its_head_is_told_in_the_stream(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--start-delay", "20")
+    ada = fake(tmp_path, "ada", "--start-delay", "3600")
     documents = (ada, settings(stream={"keepaliveSeconds": 0.3}))
     async with serving(tmp_path, *documents) as one:
         async with gates(one.url) as gate:

@@ -56,7 +56,7 @@ async def test_sigterm_while_the_autoscaler_is_dead_stops_all_engines(tmp_path: 
 async def test_sigterm_while_engines_are_adopted_stops_them(tmp_path: Path) -> None:
     """A signal that finds the autoscaler before it knows what runs waits until it does."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60")
-    bob = fake(tmp_path, "bob", "--start-delay", "20")
+    bob = fake(tmp_path, "bob", "--start-delay", "3600")
     async with serving(tmp_path, ada, bob) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
         waiting = one.begin(shot("bob"))

@@ -41,8 +41,8 @@ def documents(folder: Path) -> list[Document]:
     devices = [{"name": f"gpu{number}", "memory": "10Mi"} for number in range(6)]
     return [
         repeating(folder, "talks", **CLOCKS), repeating(folder, "mortal"), repeating(folder, "patient"),
-        fake(folder, "slow", "--start-delay", "60", **small),
-        fake(folder, "full", "--start-delay", "60", **small, queue={"callsMax": 0}),
+        fake(folder, "slow", "--start-delay", "3600", **small),
+        fake(folder, "full", "--start-delay", "3600", **small, queue={"callsMax": 0}),
         fake(folder, "broken", "--fail", "dies-on-start", **small, start={"retries": 0}),
         tenant(), settings(devices=devices, limits=limits, stream={"keepaliveSeconds": 0.2}),
     ]  # fmt: skip

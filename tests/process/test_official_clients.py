@@ -218,7 +218,7 @@ async def permitted(acme: Clients, lab: Clients) -> None:
 
 async def test_a_start_that_fails_is_an_internal_server_error_and_a_full_queue_a_rate_limit(tmp_path: Path) -> None:
     gone = model("gone", engine="llama.cpp", artifact=f"file://{tmp_path}/gone.gguf")
-    full = fake(tmp_path, "full", "--start-delay", "30", queue={"callsMax": 0})
+    full = fake(tmp_path, "full", "--start-delay", "3600", queue={"callsMax": 0})
     async with serving(tmp_path, gone, full) as one, clients_of(one, max_retries=0) as strict:
         with pytest.raises(openai.InternalServerError) as failed:
             await strict.openai.chat.completions.create(model="gone", messages=[ASK])
