@@ -100,9 +100,9 @@ class Resources:
             note=self._note, clock=clock, pace=pace,
         )  # fmt: skip
         self._statuses = Statuses(
-            acting, namespaces=namespaces, fault=self._fault, installation=options.installation
-        )  # fmt: skip
-        self._events = Events(acting, reporter, unreadable=asking.unreadable)
+            acting, namespaces=namespaces, clock=clock, fault=self._fault, installation=options.installation
+        )
+        self._events = Events(acting, reporter, clock=clock, unreadable=asking.unreadable)
         self._others: set[tuple[str, str]] = set()
         """Namespaces whose Models others serve, and who."""
         self._taken: Mapping[str, str] = {}

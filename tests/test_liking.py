@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from autoscaler import engines
+from autoscaler.drivers.kubernetes import pods
 from autoscaler.drivers.kubernetes.liking import APART, NEAR, PREFERRED
 from autoscaler.model import Model
+from autoscaler.ownership import INSTALLATION, Ownership
 from autoscaler.podspec import OURS
-from tests.test_pods import manifest, model
+from tests.test_pods import manifest, model, replica
 
 RACK, HOST = "topology.kubernetes.io/rack", "kubernetes.io/hostname"
 CPU = "gpu: {count: 0}\n"
@@ -50,3 +53,15 @@ def test_what_a_document_says_of_affinity_stays_beside_it() -> None:
     spec = manifest(model(CPU + laid + f"spread: {RACK}"))["spec"]
     mine, ours = spec["affinity"]["podAntiAffinity"][PREFERRED]
     assert (mine, ours["podAffinityTerm"]["topologyKey"]) == (other, RACK)
+
+
+def test_pods_of_another_installation_with_a_model_of_the_same_name_do_not_count() -> None:
+    of, owner = model(CPU + f"near: {RACK}\nspread: {HOST}"), Ownership("blue-1")
+    one = replica(of)
+    launch = engines.launch(of, None, pods.HOST, pods.port_of(one.id), {}, gpus=True)
+    pod = pods.manifest(one, of, launch, "engine:1", owner=owner)
+    affinity = pod["spec"]["affinity"]
+    terms = [term["podAffinityTerm"] for kind in affinity.values() for term in kind[PREFERRED]]
+    selected = [term["labelSelector"]["matchLabels"] for term in terms]
+    assert [labels[INSTALLATION] for labels in selected] == ["blue-1", "blue-1"]
+    assert all(labels.items() <= pod["metadata"]["labels"].items() for labels in selected)

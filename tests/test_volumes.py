@@ -16,6 +16,7 @@ from autoscaler.drivers.kubernetes.overlay import CollisionError, refuse_collisi
 from autoscaler.drivers.kubernetes.volumes import Mounted, MountError, NodeVolumes, mounted, of_node
 from autoscaler.model import Adapter, Model
 from autoscaler.mounts import ClusterFacts, Found, NodeFacts
+from autoscaler.ownership import INSTALLATION, Ownership
 from autoscaler.podspec import Pod, Resources
 from autoscaler.settings import Settings, Weights
 from autoscaler.slicing.base import PodFields
@@ -198,17 +199,21 @@ def test_what_is_not_there_yet_or_impossible_is_one_line() -> None:
         mounted(model(OCI), "engines", None, COPY, FACTS, Settings())
 
 
-def names(namespace: str = "engines", node: NodeFacts = NODE, store: str = "/store") -> tuple[str, str]:
-    volume, claim = of_node(namespace, node, store)
+def names(
+    namespace: str = "engines", node: NodeFacts = NODE, store: str = "/store", installation: str = ""
+) -> tuple[str, str]:
+    volume, claim = of_node(namespace, node, store, Ownership(installation))
+    for made in (volume, claim):
+        assert made["metadata"]["labels"].get(INSTALLATION, "") == installation
     assert volume["spec"]["claimRef"]["name"] == claim["metadata"]["name"]
     assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
     return volume["metadata"]["name"], claim["metadata"]["name"]
 
 
-def test_each_node_and_namespace_has_a_volume_of_its_own() -> None:
+def test_each_node_namespace_and_installation_has_a_volume_of_its_own() -> None:
     others = [
         names(), names("others"), names(node=NODE._replace(name="gpu-2")), names(store="/other"),
-        names(node=NODE._replace(hostname="moved")),
+        names(node=NODE._replace(hostname="moved")), names(installation="blue-1"), names(installation="green-2"),
     ]  # fmt: skip
     assert len({volume for volume, _ in others}) == len(others)
     long = names(node=NODE._replace(name="n." * 100 + "a"))

@@ -11,7 +11,9 @@ import asyncio
 import copy
 import itertools
 import math
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,10 +28,15 @@ from autoscaler.drivers.kubernetes.watching import GONE, INITIAL_END
 WAY_S = 0.001
 """Of a request there, and of its answer back."""
 NODES, PODS = "/api/v1/nodes", "/api/v1/namespaces/town/pods"
-COLLECTIONS = ("/pods", "/nodes", "/leases", "/resourceclaims", "/resourceslices")
+PATH = re.compile(
+    r"(?P<group>/api/v1|/apis/[^/]+/[^/]+)(/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[a-z]+)"
+    r"(/(?P<name>[^/]+)(/(?P<sub>status))?)?"
+)
+SELECTED = re.compile(r"(?P<key>[^=!]+)(?P<sign>!?=)(?P<value>.*)")
 BEGAN_UNIX_S = 1_767_225_600.0
 """True time, when a virtual loop's is 0."""
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Asked(NamedTuple):
@@ -39,6 +46,7 @@ class Asked(NamedTuple):
     who: str
     method: str
     path: str
+    body: Mapping[str, Any] = NOTHING
 
 
 class Server:
@@ -59,6 +67,8 @@ class Server:
         self._events: list[tuple[int, str, str, Object]] = []
         self._changed = asyncio.Event()
         self._cuts = 0
+        self._managed: dict[str, dict[str, Object]] = {}
+        """By uid: the status that each field manager applied."""
 
     @staticmethod
     def unix_s() -> float:
@@ -108,16 +118,22 @@ class Server:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def carry_out(self, who: str, method: str, path: str, body: Any) -> Object:
+    def carry_out(self, who: str, method: str, path: str, body: Any, query: Mapping[str, str] = NOTHING) -> Object:
         """One request. Raises ApiError, OSError."""
-        collection, name = self._split(path, method)
-        self._arrives(who, "LIST" if method == "GET" and not name else method, path)
-        there = self.objects.setdefault(collection, {})
+        found_path = PATH.fullmatch(path)
+        name = found_path["name"] if found_path else ""
+        self._arrives(who, "LIST" if method == "GET" and not name else method, path, body)
+        if path == "/version":
+            return {"major": "1", "minor": "36"}
+        if found_path is None:
+            raise ApiError(404, "NotFound", path)
+        collection = path[: found_path.end("kind")]
         if method == "POST":
-            return self._create(collection, body)
+            return self._create(collection, found_path["namespace"], body)
         if not name:
-            items = [copy.deepcopy(one) for one in there.values()]
+            items = [copy.deepcopy(one) for one in self._in(collection) if _selects(query, one)]
             return {"items": items, "metadata": {"resourceVersion": str(self.version)}}
+        there = self.objects.get(collection, {})
         if name not in there:
             raise ApiError(404, "NotFound", name)
         found = there[name]
@@ -125,31 +141,52 @@ class Server:
             return copy.deepcopy(found)
         if method == "DELETE":
             return self._delete(collection, found, body)
-        wanted = _merged(found, body) if method == "PATCH" else copy.deepcopy(body)
         _same(found, body["metadata"])
+        if "fieldManager" in query:
+            return self._apply(collection, found, body, query)
+        wanted = _merged(found, body) if method == "PATCH" else copy.deepcopy(body)
         return self.put(collection, wanted, "MODIFIED")
 
-    def _arrives(self, who: str, method: str, path: str) -> None:
+    def _in(self, collection: str) -> list[Object]:
+        """The objects of a collection, also of one of all namespaces."""
+        return [found for one in self.objects if _within(one, collection) for found in self.objects[one].values()]
+
+    def _apply(self, collection: str, found: Object, body: Object, query: Mapping[str, str]) -> Object:
+        """Server-side apply of a status, whose list `conditions` is a map by `type` (KEP-555)."""
+        manager, status = query["fieldManager"], body.get("status", {})
+        managed = self._managed.setdefault(found["metadata"]["uid"], {})
+        others = {
+            one["type"]: one for owner, said in managed.items() if owner != manager
+            for one in said.get("conditions", ())
+        }  # fmt: skip
+        mine = {one["type"]: one for one in status.get("conditions", ())}
+        if query["force"] == "false" and any(others.get(kind, one) != one for kind, one in mine.items()):
+            raise ApiError(409, "Conflict", "another manager owns a condition")
+        managed[manager] = copy.deepcopy(status)
+        whole: Object = {}
+        for said in managed.values():
+            whole |= said
+        whole["conditions"] = list((others | mine).values())
+        changed = {**copy.deepcopy(found), "status": whole}
+        return copy.deepcopy(found) if changed == found else self.put(collection, changed, "MODIFIED")
+
+    def _arrives(self, who: str, method: str, path: str, body: Mapping[str, Any] = NOTHING) -> None:
         if self._away:
             raise ConnectionRefusedError
-        self.asked.append(Asked(asyncio.get_running_loop().time(), who, method, path))
+        self.asked.append(Asked(asyncio.get_running_loop().time(), who, method, path, body))
         if refusal := self.refuses():
             raise refusal
 
-    def _split(self, path: str, method: str) -> tuple[str, str]:
-        if method == "POST" or path.endswith(COLLECTIONS):
-            return path, ""
-        collection, _, name = path.rpartition("/")
-        return collection, name
-
-    def _create(self, collection: str, body: Object) -> Object:
+    def _create(self, collection: str, namespace: str | None, body: Object) -> Object:
+        if body.get("kind") == "SelfSubjectAccessReview":
+            return {**body, "status": {"allowed": False}}
         name = body["metadata"]["name"]
-        if name in self.objects[collection]:
+        if name in self.objects.setdefault(collection, {}):
             raise ApiError(409, "AlreadyExists", name)
         made = copy.deepcopy(body)
-        made["metadata"] |= {"uid": f"uid-{self.version}", "namespace": "town"}
+        made["metadata"] |= {"uid": f"uid-{self.version}"} | ({"namespace": namespace} if namespace else {})
         made = self.put(collection, made, "ADDED")
-        if collection == PODS:
+        if collection.endswith("/pods"):
             self.on_pod(self.objects[collection][name], "ADDED")
         return made
 
@@ -165,11 +202,16 @@ class Server:
         """A watch. Raises ApiError, OSError."""
         initial, version = "sendInitialEvents" in query, query.get("resourceVersion")
         self._arrives(who, "LIST" if initial else "WATCH", collection)
+        shown = set[str]()
         if initial:
-            for found in list(self.objects.get(collection, {}).values()):
-                yield _event("ADDED", found)
+            for found in self._in(collection):
+                if _selects(query, found):
+                    shown.add(_id(found))
+                    yield _event("ADDED", found)
             notes = {INITIAL_END: "true"}
             yield _event("BOOKMARK", {"metadata": {"resourceVersion": str(self.version), "annotations": notes}})
+        else:
+            shown |= {_id(one) for one in self._in(collection) if _selects(query, one)}
         cuts, seen = self._cuts, int(version) if version is not None else self.version
         if seen < self.version and (not self._events or seen + 1 < self._events[0][0]):
             raise ApiError(GONE, "Expired", "too old resource version")
@@ -177,11 +219,53 @@ class Server:
             for number, of, event, found in tuple(self._events):
                 if number > seen:
                     seen = number
-                    if of == collection:
-                        yield _event(event, found)
+                    if _within(of, collection) and (said := _as_selected(query, event, found, shown)):
+                        yield _event(said, found)
             await self._changed.wait()
             if cuts != self._cuts:
                 raise ConnectionResetError
+
+
+def _within(collection: str, asked: str) -> bool:
+    """Whether it is that collection, or a namespace's part of it."""
+    return collection == asked or re.sub(r"/namespaces/[^/]+(?=/)", "", collection) == asked
+
+
+def _id(found: Object) -> str:
+    return f"{found['metadata'].get('namespace', '')}/{found['metadata']['name']}"
+
+
+def _selects(query: Mapping[str, str], found: Object) -> bool:
+    """By labels and by fields."""
+    labels = found["metadata"].get("labels") or {}
+    asked = [one for one in query.get("labelSelector", "").split(",") if one]
+    values = [(one, labels) for one in asked] + [
+        (one, {key: _field(found, key) for key in ("metadata.name", "spec.nodeName", "status.phase")})
+        for one in query.get("fieldSelector", "").split(",") if one
+    ]  # fmt: skip
+    return all(_holds(one, of) for one, of in values)
+
+
+def _field(found: Object, path: str) -> str:
+    value: Any = found
+    for key in path.split("."):
+        value = value.get(key, {})
+    return value or ""
+
+
+def _holds(requirement: str, of: Mapping[str, str]) -> bool:
+    if said := SELECTED.fullmatch(requirement):
+        return (of.get(said["key"], "") == said["value"]) == (said["sign"] == "=")
+    return (requirement.lstrip("!") in of) != requirement.startswith("!")
+
+
+def _as_selected(query: Mapping[str, str], event: str, found: Object, shown: set[str]) -> str:
+    """The event for a client that sees a selection; empty: none."""
+    was, there = _id(found) in shown, event != "DELETED" and _selects(query, found)
+    (shown.add if there else shown.discard)(_id(found))
+    if there:
+        return "MODIFIED" if was and event != "ADDED" else "ADDED" if not was else event
+    return "DELETED" if was or (event == "DELETED" and _selects(query, found)) else ""
 
 
 def _event(kind: str, found: Object) -> Object:
@@ -224,14 +308,14 @@ class SimApi(Api):
         self, method: str, path: str, data: bytes | None, query: Mapping[str, str], headers: Mapping[str, str],
         within_s: float,
     ) -> bytes:  # fmt: skip
-        del query, headers
+        del headers
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Object] = loop.create_future()
         body: Object = msgspec.json.decode(data) if data is not None else {}
 
         def arrives() -> None:
             try:
-                said = self._server.carry_out(self._who, method, path, body)
+                said = self._server.carry_out(self._who, method, path, body, query)
             except (ApiError, OSError) as error:
                 loop.call_later(WAY_S, _fail, answered, error)
             else:

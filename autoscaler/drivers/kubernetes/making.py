@@ -72,15 +72,16 @@ class Making(NamedTuple):
         where = declared.selector_of(settings.nodes, replica.slices)
         named = None if ranked is None else ranked.name
         pod = pods.manifest(
-            replica, model, launch, self.image(model), settings.pod, where, named, asks, seen and seen.pod
-        )
+            replica, model, launch, self.image(model), settings.pod, where, named, asks, seen and seen.pod,
+            self.owner,
+        )  # fmt: skip
         _mark(pod, replica.marks)
         if QUEUE in pod["metadata"]["labels"] or self._evicted(replica):
             pods.linger(pod)
         if laid is not None:
             pod["metadata"]["annotations"] |= {pods.WEIGHTS: ",".join(laid.folders)} if laid.folders else {}
         wanted = tuple(map(self.owner.label, claims.wanted(replica, asks)))
-        return Made(self.owner.label(pod), wanted, seen.objects if seen is not None else ())
+        return Made(pod, wanted, seen.objects if seen is not None else ())
 
     def _evicted(self, replica: Replica) -> bool:
         """Whether Karpenter may evict it, as far as that is known: it does not wait for who only serves, and an engine
@@ -98,7 +99,8 @@ class Making(NamedTuple):
         on = None if node is None else volumes.facts_of(node)
         found = _found(laid) if laid.folder or laid.digest else None
         adapters = {one.name: _found(one) for one in laid.adapters}
-        return volumes.mounted(model, self.namespace, on, found, self.supply.mounting(), self.settings(), adapters)
+        facts, settings = self.supply.mounting(), self.settings()
+        return volumes.mounted(model, self.namespace, on, found, facts, settings, adapters, self.owner)
 
 
 def _mark(pod: Object, marks: Marks) -> None:

@@ -28,6 +28,7 @@ from autoscaler.drivers.kubernetes.vocabulary import CRASHES, ENDED, WRITER
 from autoscaler.drivers.kubernetes.volumes import claimed
 from autoscaler.hosts import NOTHING, Beside
 from autoscaler.model import Model
+from autoscaler.ownership import ANYBODYS, Ownership
 from autoscaler.podspec import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, SAFE_TO_EVICT, EnvSource, Pod
 from autoscaler.quantity import whole_number
 from autoscaler.slicing import table
@@ -162,14 +163,17 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
     priority_class: str | None = None,
     asks: PodFields | None = None,
     weights: Pod | None = None,
+    owner: Ownership = ANYBODYS,
 ) -> Object:
     """The pod of a Replica, on the node that the plan chose, if it chose one. `defaults` and `priority_class`: of the
     Settings. `weights`: by what it sees them (`volumes.mounted`); None: they are in a claim, or its image gets them.
+    `owner`: the installation that makes it.
 
     `selector`: labels of the nodes that will do, where the plan may not know nodes and the scheduler chooses.
     `asks`: what it says to get its Slices; None: that is not known, and it asks for so many GPUs.
     """
     spec = model.spec
+    known_by = {MANAGED_BY: WRITER, OURS + "model": label_of(replica.model), **owner.labels}
     if asks is None:
         gpus = len(replica.slices) if replica.slices else spec.gpu.count
         asks = PodFields(limits={GPU: str(gpus)} if gpus else {})
@@ -178,10 +182,7 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
         "metadata": {
             "name": name_of(replica.id),
             "annotations": {**UNDISTURBED, **asks.annotations, **_notes(replica, model, launch)},
-            "labels": {
-                **asks.labels, MANAGED_BY: WRITER, OURS + "model": label_of(replica.model),
-                OURS + "intent": replica.intent,
-            },
+            "labels": {**asks.labels, **known_by, OURS + "intent": replica.intent},
         },
         "spec": {
             "restartPolicy": "Never", "containers": [_engine(replica, model, launch, image, asks)],
@@ -216,7 +217,7 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
     elif replica.slices:
         pod["spec"]["affinity"] = {**pod["spec"].get("affinity", {}), **_on(node_of(replica.slices))}
     if selector is not None or not replica.slices:
-        like(pod["spec"], spec, {MANAGED_BY: WRITER, OURS + "model": label_of(replica.model)})
+        like(pod["spec"], spec, known_by)
     return pod
 
 

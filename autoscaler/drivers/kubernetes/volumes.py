@@ -24,6 +24,7 @@ from autoscaler.drivers.kubernetes.nodes import NodeSeen
 from autoscaler.drivers.kubernetes.vocabulary import NODES, WRITER
 from autoscaler.model import Model
 from autoscaler.mounts import ADAPTERS, MOUNT, ClusterFacts, Found, MountsSeen, NodeFacts
+from autoscaler.ownership import ANYBODYS, Ownership
 from autoscaler.podspec import MANAGED_BY, OURS, Pod
 from autoscaler.settings import Settings
 
@@ -87,17 +88,17 @@ def check(model: Model, settings: Settings) -> None:
 
 def mounted(  # noqa: PLR0917  whose, where, what; then what is known and wanted
     model: Model, namespace: str, node: NodeFacts | None, found: Found | None, facts: ClusterFacts, settings: Settings,
-    adapters: Mapping[str, Found] = NONE_FOUND,
+    adapters: Mapping[str, Found] = NONE_FOUND, owner: Ownership = ANYBODYS,
 ) -> Mounted:  # fmt: skip
     """`namespace` and `node` are the pod's (None: the scheduler chooses it). `found`: of its own weights; `adapters`:
-    of each adapter's that came, by its name. Raises MountError.
+    of each adapter's that came, by its name; `owner`: whose the volumes are. Raises MountError.
     """
     artifacts = {one.name: one.artifact for one in model.spec.adapters}
     own = model.spec.artifact or ""
     fetched = found is None and own.startswith("hf://")  # by its engine: of the Hub what a node brought is known
     asked = [("", own, found)] if mounts.is_mounted(own) and not fetched else []
     ways = {
-        name: _way(f"the weights of {_whose(model, name)}", artifact, namespace, node, known, facts, settings)
+        name: _way(f"the weights of {_whose(model, name)}", artifact, namespace, node, known, facts, settings, owner)
         for name, artifact, known in (*asked, *((name, artifacts[name], one) for name, one in adapters.items()))
     }
     volumes: dict[str, Mapping[str, object]] = {}
@@ -124,7 +125,7 @@ def _whose(model: Model, adapter: str) -> str:
 
 def _way(  # noqa: PLR0917  as `mounted`; `what`: the weights, in words
     what: str, artifact: str, namespace: str, node: NodeFacts | None, found: Found | None, facts: ClusterFacts,
-    settings: Settings,
+    settings: Settings, owner: Ownership,
 ) -> _Way:  # fmt: skip
     choice = mounts.choose(artifact, settings, facts, node, found)
     match choice.way:
@@ -145,7 +146,7 @@ def _way(  # noqa: PLR0917  as `mounted`; `what`: the weights, in words
             here = _here(what, found)
             if node is None:
                 raise MountError(f"{what} are of a node, and none is chosen yet")
-            objects = of_node(namespace, node, facts.store)
+            objects = of_node(namespace, node, facts.store, owner)
             claim = {"claimName": objects[1]["metadata"]["name"], "readOnly": True}
             return _Way({"persistentVolumeClaim": claim}, choice.reason, here.folder, here.file, objects)
 
@@ -188,17 +189,18 @@ def facts_of(node: NodeSeen) -> NodeFacts:
     return NodeFacts(node.name, node.labels.get(HOSTNAME, ""), node.kubelet, node.runtime)
 
 
-def of_node(namespace: str, node: NodeFacts, store: str) -> tuple[Object, Object]:
-    """The node's volume and its claim in a namespace, as they are applied, but for who they belong to.
+def of_node(namespace: str, node: NodeFacts, store: str, owner: Ownership = ANYBODYS) -> tuple[Object, Object]:
+    """The node's volume and its claim in a namespace, as they are applied, but for the Node as their owner.
 
-    Both name each other, so that nothing else is ever bound to either. A store elsewhere, or another host's name, is
-    another volume: neither can be changed in one that is there.
+    Both name each other, so that nothing else is ever bound to either. Another store, another name of the host and
+    another installation have another volume: none of these can be changed in a volume that exists.
     """
-    told = hashlib.sha256(f"{namespace} {node.name} {node.hostname} {store}".encode()).hexdigest()[:8]
+    identity = " ".join(filter(None, (namespace, node.name, node.hostname, store, owner.installation)))
+    told = hashlib.sha256(identity.encode()).hexdigest()[:8]
     stem = f"weights-{re.sub(r'[^a-z0-9]+', '-', node.name)}"[: NAME_CHARS_MAX - 9].rstrip("-")
     claim = f"{stem}-{told}"
     volume = f"pilotlight-{claim}"
-    labels = {MANAGED_BY: WRITER, ENGINES: namespace}
+    labels = {MANAGED_BY: WRITER, ENGINES: namespace, **owner.labels}
     on = {"key": HOSTNAME, "operator": "In", "values": [node.hostname]}
     shared: Object = {"accessModes": ["ReadOnlyMany"], "storageClassName": "", "volumeMode": "Filesystem"}
     return (

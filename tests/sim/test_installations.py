@@ -1,0 +1,105 @@
+"""An hour of virtual time with two installations in one cluster, which both are called for the same Models.
+
+Case K07. Processes are killed, started and paused at random, and the API server goes away
+for a minute. Nobody deletes the pod of another installation, no Model is served twice, and at rest the status of a
+Model is written at most once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+
+from autoscaler.drivers import probes
+from autoscaler.drivers.kubernetes import lease
+from autoscaler.ownership import identity
+from pilotlight.cluster import ClusterOptions
+from tests.sim import process
+from tests.sim.cluster import Skewed
+from tests.sim.installations import Installed, SharedCluster, probe_of
+from tests.sim.virtual import run
+
+HOUR_S, REST_S = 3600.0, 900.0
+"""The last quarter of the hour is at rest: no Calls come, and no process comes or goes."""
+SETTLED_S = 300.0
+"""After the last Call: what ran idle has ended, and statuses say so."""
+CLUSTER, NAMESPACE = {"scope": "cluster"}, {"scope": "namespace"}
+SCOPES = {
+    "both of the cluster": (CLUSTER, CLUSTER), "one of the cluster": (CLUSTER, NAMESPACE),
+    "none of the cluster": (NAMESPACE, NAMESPACE),
+}  # fmt: skip
+SECOND = {
+    "two leases": {"namespace": "town", "lease": "two"}, "two homes": {"namespace": "town", "home": "other"},
+    "two engines namespaces": {"namespace": "other"},
+}  # fmt: skip
+
+
+async def disturb(dice: random.Random, installed: list[Installed], cluster: SharedCluster) -> None:
+    """Calls of random Models at both; processes that are killed, started, paused; an API server that is away."""
+    one = dice.choice(installed)
+    match dice.choice(["call", "call", "call", "kill", "pause", "away"]):
+        case "call":
+            for any_of in installed:
+                any_of.called = {name for name in cluster.models if dice.random() < 0.5}
+        case "kill":
+            one.kill(dice.randrange(len(one.processes)))
+            one.start()
+        case "pause":
+            paused = dice.choice(one.processes).process
+            paused.stop()
+            asyncio.get_running_loop().call_later(dice.uniform(1.0, 60.0), paused.go_on)
+        case _:
+            cluster.server.leave()
+            asyncio.get_running_loop().call_later(dice.uniform(1.0, 60.0), cluster.server.come_back)
+
+
+async def lived(scopes: str, second: str, seconds: float) -> tuple[SharedCluster, Counter[str]]:
+    """The cluster, and the writes of statuses at rest."""
+    process.install()
+    cluster, dice = SharedCluster({"ada": "town", "bob": "town", "cat": "other"}), random.Random(1)
+    first_words, second_words = SCOPES[scopes]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probes, "probe", probe_of(cluster))
+        patch.setattr(lease, "datetime", Skewed)
+        installed = [
+            Installed(cluster, msgspec.convert(words, ClusterOptions))
+            for words in ({"namespace": "town", **first_words}, {**SECOND[second], **second_words})
+        ]
+        now_s = asyncio.get_running_loop().time
+        rests_s, ends_s = now_s() + seconds - REST_S, now_s() + seconds
+        while now_s() < rests_s:
+            await disturb(dice, installed, cluster)
+            await asyncio.sleep(min(dice.uniform(10.0, 90.0), rests_s - now_s()))
+        for one in installed:
+            one.called = set()
+        await asyncio.sleep(ends_s - now_s())
+        for one in installed:
+            await one.close()
+    return cluster, cluster.status_writes(rests_s + SETTLED_S)
+
+
+def holds(cluster: SharedCluster, written: Counter[str]) -> None:
+    """No breach, Models were served, and few statuses were written at rest."""
+    assert cluster.breaches == []
+    assert cluster.made
+    assert max(written.values(), default=0) <= (REST_S - SETTLED_S) / 60.0
+
+
+@pytest.mark.standard
+def test_case_k07_two_installations_of_the_cluster_for_half_an_hour() -> None:
+    cluster, written = run(lived("both of the cluster", "two leases", HOUR_S / 2))
+    holds(cluster, written)
+    assert cluster.made.keys() == cluster.models.keys()
+    for name, (message,) in cluster.elsewhere().items():
+        assert {identity(*message.split()[1].split("/"))} == cluster.made[name], "the condition names who serves it"
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("second", SECOND)
+@pytest.mark.parametrize("scopes", SCOPES)
+def test_case_k07_an_hour_of_two_installations(scopes: str, second: str) -> None:
+    holds(*run(lived(scopes, second, HOUR_S)))
