@@ -27,11 +27,12 @@ from autoscaler.drivers.kubernetes.adoption.seen import REPLICA
 from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.drivers.kubernetes.cordons import ANNOTATION
 from autoscaler.drivers.kubernetes.vocabulary import NODES
+from autoscaler.ownership import INSTALLATION, identity
 from pilotlight import keys
 from tests.cluster import definitions
 from tests.cluster.adopting import OURS, workload
 from tests.cluster.calls import chat
-from tests.cluster.conftest import next_number
+from tests.cluster.conftest import make_namespace, next_number
 from tests.cluster.definitions import TENANTS, tenant
 from tests.cluster.kubelet.node import Node
 from tests.cluster.names import addresses, names
@@ -398,3 +399,44 @@ async def test_install_upgrade_rollback_uninstall(release: Release) -> None:
         await release.get("deployments", f"{NAME}-gateway")
     kept = await release.api.get(f"/api/v1/namespaces/{release.engines}")
     assert kept["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted", "Models stay"
+
+
+@contextlib.asynccontextmanager
+async def beside(release: Release, kubeconfig: Path) -> AsyncIterator[Release]:
+    """A release of the same name in another namespace, with the same namespace of engines."""
+    namespace = f"{release.namespace}-second"
+    await make_namespace(release.api, namespace)
+    with helm_python.Config(kubeconfig_path=kubeconfig, namespace=namespace) as config:
+        yield release._replace(config=config, namespace=namespace)
+        await asyncio.to_thread(config.uninstall, RELEASE, ignore_not_found=True)
+    await release.api.delete(f"/api/v1/namespaces/{namespace}")
+
+
+async def answers(release: Release) -> None:
+    """Each gateway of the release serves its Model."""
+    while len(gateways := await addresses(release.api, f"{NAME}-gateway", release.namespace)) < 2:
+        await asyncio.sleep(0.05)
+    assert [(await call(f"http://{gateway}:8080", "tiny"))[0] for gateway in gateways] == [200, 200]
+
+
+async def test_two_releases_of_one_name_share_a_namespace_of_engines(release: Release, kubeconfig: Path) -> None:
+    async def pods() -> dict[str, str]:
+        """Uid by installation."""
+        found = await release.api.get(f"/api/v1/namespaces/{release.engines}/pods")
+        metadata = [one["metadata"] for one in found["items"] if "deletionTimestamp" not in one["metadata"]]
+        return {one["labels"][INSTALLATION]: one["uid"] for one in metadata}
+
+    mine = identity(release.namespace, NAME)
+    await models(release, tiny())
+    await release.install(tenantsSecret="tenants")
+    async with asyncio.timeout(WAIT_S_MAX), beside(release, kubeconfig) as other:
+        await models(other, tiny())
+        await other.install(tenantsSecret="tenants", engines={"namespace": release.engines, "createNamespace": False})
+        await answers(release)
+        await answers(other)
+        before = await pods()
+        assert before.keys() == {mine, identity(other.namespace, NAME)}
+        nothing_was_forbidden(release)  # and before the rights of the second are gone
+        await asyncio.to_thread(other.config.uninstall, RELEASE, **WAITED)
+        await answers(release)
+        assert (await pods())[mine] == before[mine]
