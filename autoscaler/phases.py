@@ -47,7 +47,7 @@ def parts_s(replica: Replica) -> dict[str, float]:
     return {
         name: end_s - began_s
         for name, began_s, end_s in pairs
-        if began_s is not None and end_s is not None and began_s <= end_s
+        if began_s is not None and end_s is not None and replica.created_s <= began_s <= end_s
     }
 
 

@@ -48,6 +48,7 @@ def test_weights_that_had_to_come_are_a_phase_of_their_own_and_a_moment_outside_
         (Placing(asked_s=T0 + 2), {"place.write": 1}),
         (Placing(bound_s=T0 + 4), {"place.kubelet": 6}),
         (Placing(asked_s=T0 + 5, bound_s=T0 + 4), {"place.write": 4, "place.kubelet": 6}),
+        (Placing(asked_s=T0 - 1, bound_s=T0 + 4), {"place.kubelet": 6}),
         (Placing(asked_s=T0 + 2, bound_s=T0 + 4, prepared_s=T0 + 11),
          {"place.write": 1, "place.schedule": 2, "place.kubelet": 6}),
     ],
@@ -127,6 +128,17 @@ def test_the_moments_of_a_pod_are_those_at_which_they_were_first_seen() -> None:
     assert (one.placing, one.started_s) == (Placing(asked_s=1.0, bound_s=3.0, prepared_s=4.0), 6.0)
 
 
+@pytest.mark.parametrize("answered_s", [None, 5.0])
+def test_a_pod_that_a_watch_shows_before_the_server_answers_was_asked_for_by_then(
+    answered_s: float | None,
+) -> None:
+    one = Beginning()
+    one.see(2.0, bound=False, prepared=False, runs=False)
+    one.ask(answered_s)
+    one.see(3.0, bound=True, prepared=False, runs=False)
+    assert one.placing == Placing(asked_s=2.0, bound_s=3.0)
+
+
 def test_of_a_pod_that_ran_when_it_was_first_seen_nothing_is_made_up() -> None:
     one = Beginning()
     one.see(1.0, bound=True, prepared=True, runs=True)
@@ -157,6 +169,21 @@ def test_a_start_of_an_adopted_workload_is_timed_by_our_own_clock() -> None:
     *_, told = bench.core.take()
     assert (told.id, told.started_s) == ("a", 11.2)
     assert told.placing == Placing(asked_s=10.8, bound_s=11.0, prepared_s=11.1)
+
+
+def test_an_adopted_pod_that_is_seen_before_the_scale_is_known_to_be_written_has_all_parts() -> None:
+    bench = Bench()
+    bench.core.begin(0.0)
+    bench.now_s = 10.7
+    bench.start("a")
+    for moment, more in ((10.9, {}), (11.0, {"bound": True}), (11.1, {"prepared": True})):
+        bench.now_s = moment
+        bench.pod("p1", started_unix_s=None, ip="", waits="its container is being made", **more)
+    bench.write()
+    bench.now_s = 11.2
+    bench.pod("p1", started_unix_s=10.0, ip="10.0.0.1", waits="")
+    *_, told = bench.core.take()
+    assert told.placing == Placing(asked_s=10.9, bound_s=11.0, prepared_s=11.1)
 
 
 def test_a_pod_that_becomes_another_replica_did_not_begin_as_that() -> None:

@@ -6,6 +6,7 @@ which we heard, by our own clock. Promises: of a pod that ran already when it wa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -25,12 +26,15 @@ class Beginning:
     started_s: float | None = None
     """When its process was seen to begin; None: it has not, or before we looked."""
     _looked: bool = False
+    _seen_s: float = math.inf
+    """When its object was first seen."""
 
-    def ask(self, now_s: float) -> None:
-        """The API server has it."""
+    def ask(self, now_s: float | None) -> None:
+        """The API server answered then, or has not yet. A watch may show the object before the answer arrives."""
         self._looked = True
-        if self.placing.asked_s is None:
-            self.placing = replace(self.placing, asked_s=now_s)
+        asked_s = min(math.inf if now_s is None else now_s, self._seen_s)
+        if self.placing.asked_s is None and math.isfinite(asked_s):
+            self.placing = replace(self.placing, asked_s=asked_s)
 
     def pull(self, now_s: float) -> None:
         """Its weights are on its node."""
@@ -39,6 +43,7 @@ class Beginning:
 
     def see(self, now_s: float, *, bound: bool, prepared: bool, runs: bool) -> None:
         """What its object says."""
+        self._seen_s = min(self._seen_s, now_s)
         if runs:
             if self._looked and self.started_s is None:
                 self.started_s = now_s

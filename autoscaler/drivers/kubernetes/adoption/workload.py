@@ -303,7 +303,7 @@ class Workload:
     def _take(self, pod: Pod, replica: ReplicaId, intent: str, slots: int, order: Replica | None = None) -> None:
         """`order`: what it came of, where it was ordered."""
         pod.replica, pod.intent, pod.slots, pod.told, pod.going = replica, intent, slots, None, False
-        if order is not None and order.placing.asked_s is not None:
+        if order is not None:
             pod.begun.ask(order.placing.asked_s)
         self._tell(pod)
 
