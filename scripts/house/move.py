@@ -243,7 +243,7 @@ def wrapped(text: str) -> str:
             at += 1
             continue
         indent = line[: len(line) - len(line.lstrip())] + ("# " if kind == "comment" else "")
-        body = line.removesuffix('"""') if kind == "last" or kind == "only" else line
+        body = line.removesuffix('"""') if kind in {"last", "only"} else line
         cut = body.rfind(" ", 0, LINE + 1)
         rest = body[cut + 1 :]
         lines[at] = body[:cut]
