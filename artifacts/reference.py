@@ -11,8 +11,8 @@ import ipaddress
 import re
 from typing import NamedTuple
 
-from artifacts import digests
-from artifacts.digests import Digest
+from artifacts import digest as digests
+from artifacts.digest import Digest
 
 DOCKER, DOCKER_HOST = "docker.io", "registry-1.docker.io"
 DOCKER_HOSTS = frozenset({DOCKER, "index.docker.io", DOCKER_HOST})

@@ -1,8 +1,8 @@
 """What artifacts are called: the schemes of what a node's store brings, and the one name by which each is known. Pure.
 
 Owns those schemes for the whole house, and how a document may write them. What a name means in full is the grammar of
-`artifacts.source` and `artifacts.reference`, which this room does not know; names that Docker has twice are made one
-here as there, since Copies, looks and wishes are found by them.
+`artifacts.source_uri` and `artifacts.reference`, which this room does not know; names that Docker has twice are made
+one here as there, since Copies, looks and wishes are found by them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 HUB = re.compile(r"hf://[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?(@[A-Za-z0-9._/-]+)?")
 HUB_CHOSEN = re.compile(HUB.pattern + r"(\?include=[A-Za-z0-9*?\[\]!._+=@ /,-]+)?")
 BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[^\x00-\x1f/][^\x00-\x1f]*")
-"""Begins of `artifacts.source`, as is this one of `artifacts.reference`: those are asked when the weights are."""
+"""Begins of `artifacts.source_uri`, as is this one of `artifacts.reference`: those are asked when the weights are."""
 REGISTRY = re.compile(
     r"oci://[A-Za-z0-9.:\[\]-]+(/[a-z0-9._-]+)+(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?"
     r"(@sha(256:[0-9a-f]{64}|512:[0-9a-f]{128}))?"

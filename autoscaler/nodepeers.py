@@ -17,7 +17,7 @@ from autoscaler.nodewants import NodeWants
 from autoscaler.world import Copy, NodeId, World
 
 PEERS_MAX = 16
-"""Told of to one that asks; as many are asked by one pull (`artifacts.peers`)."""
+"""Told of to one that asks; as many are asked by one pull (`artifacts.peers.selection`)."""
 KEPT_S = 1.0
 """How old an answer's ground may be: nodes that begin together ask together, and all of them are looked at for each."""
 KEPT_MAX = 64

@@ -1,9 +1,10 @@
 """Which engine images nodes are to have ahead of a start, so that no Call waits for one. Pure: of a snapshot.
 
-Owns what agents are told of images; they bring them (`artifacts.images`), and a kubelet pulls what they have not. An
-image is wanted where a Replica begins, beside its weights and not after them; where who waits for room will be; and, of
-a Model that is used, on so many more nodes that could hold it that the next start finds it, wherever that is. What a
-node has, or its agent is not known, is not asked for. Of a Model that nobody uses nothing is brought.
+Owns what agents are told of images; they bring them (`pilotlight.agent.kubelet.image_pull`), and a kubelet pulls what
+they have not. An image is wanted where a Replica begins, beside its weights and not after them; where who waits for
+room will be; and, of a Model that is used, on so many more nodes that could hold it that the next start finds it,
+wherever that is. What a node has, or its agent is not known, is not asked for. Of a Model that nobody uses nothing is
+brought.
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from artifacts.agent import Agent
-from artifacts.images import Images, ImageWanted
-from artifacts.nodesockets import POD_RESOURCES, NodeSockets
 from autoscaler.contract import NODE_PERIOD_S, NodeReport
 from autoscaler.nodewants import ImageWant
 from pilotlight import access, certificates, health, peering, process
 from pilotlight.access import Access
+from pilotlight.agent.kubelet.image_pull import Images, ImageWanted
+from pilotlight.agent.kubelet.sockets import POD_RESOURCES, NodeSockets
+from pilotlight.agent.reporter import Agent
 from pilotlight.attaching import Attaching
 from pilotlight.certificates import Identity
 from pilotlight.daemons import those

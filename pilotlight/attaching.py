@@ -1,8 +1,8 @@
 """GPUs of a fabric on this node: what autoscalers want of them is done, step by step, and how far it is is told. I/O.
 
 Owns which are wanted, and the pace: one look and one step for each at a time, and the next right after a step that
-worked. What the next step is `artifacts.hotplug` says. Promises: nothing is done by what was heard of an older epoch;
-what is wanted no more is undone before it is forgotten; what fails is said, and tried again.
+worked. What the next step is `pilotlight.agent.gpu.hotplug` says. Promises: nothing is done by what was heard of an
+older epoch; what is wanted no more is undone before it is forgotten; what fails is said, and tried again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from artifacts import hotplug
-from artifacts.gpubus import StepError
-from artifacts.hotplug import Job, Seen, Stand, Step
 from autoscaler.contract import FabricReport
 from autoscaler.nodewants import FabricWant
+from pilotlight.agent.gpu import hotplug
+from pilotlight.agent.gpu.bus import StepError
+from pilotlight.agent.gpu.hotplug import Job, Seen, Stand, Step
 
 LOOK_S = 1.0
 """Between two looks while something comes or leaves, and the last led nowhere."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from artifacts.hotplug import Daemon
 from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server
+from pilotlight.agent.gpu.hotplug import Daemon
 
 RESOURCE = "/apis/resource.k8s.io"
 SLICES = f"{RESOURCE}/v1/resourceslices"

@@ -11,14 +11,14 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from artifacts.descriptors import BadManifestError
-from artifacts.disk import DiskError
-from artifacts.gguf import GgufError
-from artifacts.layout import StoreError
-from artifacts.paths import BadPathError
+from artifacts.archives.tar import BadArchiveError
+from artifacts.disk.disk import DiskError
+from artifacts.errors import RegistryError
+from artifacts.formats.gguf import GgufError
+from artifacts.oci.descriptor import BadManifestError
 from artifacts.reference import BadReferenceError
-from artifacts.refusals import RegistryError
-from artifacts.tar import BadArchiveError
+from artifacts.safe_paths import BadPathError
+from artifacts.store.layout import StoreError
 from pilotlight.weightparts import Part
 
 TROUBLE = (

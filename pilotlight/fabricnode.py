@@ -11,11 +11,11 @@ from pathlib import Path
 
 import click
 
-from artifacts.gpubus import Bus, StepError
-from artifacts.hotplug import Job, Seen, Step
 from autoscaler.capacity.server import AnswerError
 from autoscaler.contract import PodDevices
 from autoscaler.drivers.kubernetes.api import Api, UnreachableError
+from pilotlight.agent.gpu.bus import Bus, StepError
+from pilotlight.agent.gpu.hotplug import Job, Seen, Step
 from pilotlight.attaching import Attaching
 from pilotlight.daemons import Daemons, those
 from pilotlight.objects import Objects

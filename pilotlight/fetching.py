@@ -16,17 +16,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from artifacts import bring, credentials
-from artifacts.bring import Lies, Ways
-from artifacts.credentials import Keychain
-from artifacts.dockerconfig import Config
-from artifacts.layout import ForbiddenError
-from artifacts.obtain import Came, Registries, Told
-from artifacts.publish import Copy
+from artifacts.credentials import keychain as credentials
+from artifacts.credentials.docker_config import Config
+from artifacts.credentials.keychain import Keychain
+from artifacts.errors import DeniedError, UnreachableError
+from artifacts.fetch import fetch as bring
+from artifacts.fetch.fetch import Lies, Ways
+from artifacts.fetch.registry import Came, Registries, Told
+from artifacts.peers.client import Peering
 from artifacts.reference import Reference
-from artifacts.refusals import DeniedError, UnreachableError
-from artifacts.store import AWAY_WAIT_S, Store, in_thread
-from artifacts.swarm import Peering
+from artifacts.store.layout import ForbiddenError
+from artifacts.store.publish import Copy
+from artifacts.store.store import AWAY_WAIT_S, Store, in_thread
 from autoscaler.contract import WeightsReport
 from autoscaler.nodewants import Wish
 from autoscaler.settings import Weights
@@ -38,7 +39,7 @@ PULLS_MAX = 4
 """Artifacts that are fetched at once; the next wait."""
 LOOKS_MAX = 2
 """Artifacts that are looked at at once: each takes some MiB while its header is read, and 200 where that is as large as
-is read at most (`artifacts.headers`)."""
+is read at most (`artifacts.fetch.remote_header`)."""
 
 T = TypeVar("T")
 SecretOf = Callable[[str], Awaitable[Config]]

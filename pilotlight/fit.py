@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from artifacts.gguf import GgufError
-from artifacts.hfconfig import ConfigError
+from artifacts.formats.gguf import GgufError
+from artifacts.formats.hf_config import ConfigError
 from autoscaler.contract import WeightsReport
 from autoscaler.fit import Needs, Part
 from autoscaler.model import Model

@@ -1,7 +1,7 @@
 """Gathers what `serve` was given (GGUF files, folders, documents, stored keys) into one set of Documents.
 
 Owns how a file becomes a Model and how an artifact's memory gets into it. Checking documents is `autoscaler.documents`;
-reading a GGUF header is `artifacts.gguf`.
+reading a GGUF header is `artifacts.formats.gguf`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from artifacts import gguf
+from artifacts.formats import gguf
 from autoscaler import engines, strict_yaml
 from autoscaler.artifact import STORED
 from autoscaler.contract import ModelName

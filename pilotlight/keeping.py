@@ -21,14 +21,15 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from artifacts import bring, layout
-from artifacts.digests import BadDigestError
-from artifacts.layout import StoreError
-from artifacts.obtain import Came, Registries
-from artifacts.publish import Copy
+from artifacts.digest import BadDigestError
+from artifacts.errors import PolicyError
+from artifacts.fetch import fetch
+from artifacts.fetch.registry import Came, Registries
 from artifacts.reference import BadReferenceError
-from artifacts.refusals import PolicyError
-from artifacts.store import Store, in_thread
+from artifacts.store import layout
+from artifacts.store.layout import StoreError
+from artifacts.store.publish import Copy
+from artifacts.store.store import Store, in_thread
 from autoscaler.contract import ReplicaId, WeightsReport, decoder
 from autoscaler.nodewants import FabricWant, ImageWant, NodeWants, Wish, wish_of
 from autoscaler.settings import Weights
@@ -300,8 +301,8 @@ class Keeping:
         self.metrics.holds(rows)
         for row in rows:
             with contextlib.suppress(BadReferenceError, BadDigestError, PolicyError):
-                of, key = bring.lies(row.record.reference), row.record.key
-                if any(bring.recalled(of, store, ways, allow_unsafe=one) == key for one in (False, True)):
+                of, key = fetch.lies(row.record.reference), row.record.key
+                if any(fetch.recalled(of, store, ways, allow_unsafe=one) == key for one in (False, True)):
                     found.append(row.record.reference)
         return tuple(found[:COPIES_MAX])
 

@@ -1,7 +1,7 @@
 """The logins that a command of this machine has for registries, in the order in which they are asked. I/O.
 
 Owns that order: people's files and the programs that they name, then the cloud whose registry it is. A pod's pull
-secrets come before all of these (`artifacts.credentials.each`).
+secrets come before all of these (`artifacts.credentials.keychain.each`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from artifacts.clouds.amazon import Amazon
-from artifacts.clouds.azure import Azure
-from artifacts.clouds.cloud import Clouds
-from artifacts.clouds.google import METADATA, Google
-from artifacts.credentials import Chain, ConfigFiles, Keychain, usual
+from artifacts.credentials.clouds.amazon import Amazon
+from artifacts.credentials.clouds.azure import Azure
+from artifacts.credentials.clouds.cloud import Clouds
+from artifacts.credentials.clouds.google import METADATA, Google
+from artifacts.credentials.keychain import Chain, ConfigFiles, Keychain, usual
 
 
 def files() -> list[Path]:

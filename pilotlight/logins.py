@@ -1,7 +1,7 @@
 """`pilotlight weights login` and `logout`: a registry's login, tried there and kept where Docker and Podman look.
 
 Owns how these commands are typed and what they print. No password is taken from the command line, where `ps` shows it.
-What is written where is `artifacts.logins'`.
+What is written where is `artifacts.credentials.login'`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from pathlib import Path
 
 import click
 
-from artifacts import logins, reference, registry
-from artifacts.client import Client
-from artifacts.credentials import Known
-from artifacts.dockerconfig import Login
+from artifacts import reference
+from artifacts.credentials import login as logins
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import Known
+from artifacts.errors import RegistryError
+from artifacts.http.transport import Site
 from artifacts.reference import BadReferenceError
-from artifacts.refusals import RegistryError
-from artifacts.transport import Site
+from artifacts.registry import manifests
+from artifacts.registry.client import Client
 from pilotlight.keychain import files
 from pilotlight.options import output_option
 from pilotlight.pulling import registry_options
@@ -76,7 +78,7 @@ def logout(name: str, output: str) -> None:
 
 async def _login(site: Site, given: Login) -> tuple[bool, logins.Place]:
     async with Client(site, Known(site.host, given)) as client:
-        checked = await registry.greeted(client)
+        checked = await manifests.greeted(client)
     return checked, await logins.keep(files(), site.host, given)
 
 

@@ -13,14 +13,18 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from artifacts import bring, gather, gguf, inside, kinds, resolve
-from artifacts.blobs import Source
-from artifacts.bring import Lies, Ways
-from artifacts.contents import Contents, RefusedError
+from artifacts import files as kinds
+from artifacts.archives.tar import BadArchiveError
 from artifacts.dialects import images
-from artifacts.places import Lone
+from artifacts.dialects.contents import Contents, RefusedError
+from artifacts.fetch import fetch, inspect_image
+from artifacts.fetch import files as gather
+from artifacts.fetch.fetch import Lies, Ways
+from artifacts.formats import gguf
 from artifacts.reference import Reference
-from artifacts.tar import BadArchiveError
+from artifacts.registry import resolve
+from artifacts.registry.blobs import Source
+from artifacts.sources.http_files import Lone
 from autoscaler.contract import WeightsReport
 from pilotlight import shapes
 
@@ -70,7 +74,7 @@ async def look(
     """
     unsafe, headers = said.allow_unsafe, headers or Headers()
     if not isinstance(of, Reference):
-        async with bring.opened(of, by) as there:
+        async with fetch.opened(of, by) as there:
             listing = (await there.look(allow_unsafe=unsafe)).listing
             report = replace(said, digest=listing.digest, no_image="it is in no registry")
             if folder is None:
@@ -106,7 +110,7 @@ async def _seen(of: Contents, repository: str, source: Source, *, allow_unsafe: 
     """What is in an image."""
     try:
         of.files()
-        seen = await inside.look(of, repository, source, allow_unsafe=allow_unsafe)
+        seen = await inspect_image.look(of, repository, source, allow_unsafe=allow_unsafe)
     except (BadArchiveError, RefusedError) as error:
         return {"no_image": str(error)}
     if not (seen.whole or allow_unsafe):

@@ -11,7 +11,7 @@ import glob
 import os
 from pathlib import Path
 
-from artifacts import gguf
+from artifacts.formats import gguf
 from autoscaler.engines import ENGINES, EngineError
 from autoscaler.model import Model
 

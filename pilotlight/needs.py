@@ -1,7 +1,8 @@
 """What a Model takes of its Devices, from its artifact and from what its engine is told. I/O: reads the artifact.
 
 Owns which words of a command line or an environment change llama.cpp's memory, and which engines take what they need
-(llama.cpp) or what they are given (vLLM and SGLang, which page their cache). The arithmetic is `artifacts.caches`'.
+(llama.cpp) or what they are given (vLLM and SGLang, which page their cache). The arithmetic is
+`artifacts.formats.memory`'.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from artifacts import caches, hfconfig, kinds
-from artifacts.caches import Estimate, Item, Serving, Shape
+from artifacts import files as kinds
+from artifacts.formats import hf_config, memory
+from artifacts.formats.memory import Estimate, Item, Serving, Shape
 from autoscaler.artifact import STORED
 from autoscaler.engines import ENGINES
 from autoscaler.engines.table import CHECKPOINTS
@@ -88,7 +90,7 @@ def estimate(model: Model, known: Known | None = None) -> Estimate | None:
     found = known or known_here(model)
     if found is None:
         return None
-    make = caches.paged if pages(model) else caches.llama
+    make = memory.paged if pages(model) else memory.llama
     made = make(found.shape, serving(model))
     items = made.items
     if found.adapters_bytes:
@@ -136,7 +138,7 @@ def shape_of(model: Model) -> tuple[str, Shape] | None:
     if path is None:
         return None
     if pages(model) and path.suffix != ".gguf":
-        config = hfconfig.read(path)
+        config = hf_config.read(path)
         return f"Its config.json ({config.architecture})", config.shape
     if path.suffix != ".gguf" and model.spec.engine != "llama.cpp":
         return None  # nobody says what it is

@@ -18,13 +18,13 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from artifacts import digests
-from artifacts.digests import BadDigestError, Digest
-from artifacts.layout import StoreError
-from artifacts.peers import PEERS_MAX, Peer
-from artifacts.serving import STREAMS_MAX
-from artifacts.store import Store, in_thread
-from artifacts.swarm import Peering
+from artifacts import digest
+from artifacts.digest import BadDigestError, Digest
+from artifacts.peers.client import Peering
+from artifacts.peers.selection import PEERS_MAX, Peer
+from artifacts.peers.server import STREAMS_MAX
+from artifacts.store.layout import StoreError
+from artifacts.store.store import Store, in_thread
 from autoscaler.contract import decoder
 from autoscaler.door import Answer
 from autoscaler.nodepeers import NodePeer, NodePeers
@@ -126,6 +126,6 @@ class Neighbours:
 
 def _holds(one: NodePeer) -> frozenset[Digest]:
     try:
-        return frozenset({digests.parse(one.digest)}) if one.digest else frozenset()
+        return frozenset({digest.parse(one.digest)}) if one.digest else frozenset()
     except BadDigestError:
         return frozenset()

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from artifacts.nodesockets import NodeSockets
-from artifacts.podcgroup import pod_uid
 from autoscaler.contract import DeviceReport, PodDevices, PodUse
 from autoscaler.drivers.nvml import Nvml, NvmlError, open_nvml
 from autoscaler.nodes import NOTICED_BYTES
+from pilotlight.agent.kubelet.podcgroup import pod_uid
+from pilotlight.agent.kubelet.sockets import NodeSockets
 
 ANSWER_S_MAX = 5.0
 """NVML that takes longer is taken for broken."""

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import aiohttp
 from yarl import URL
 
-from artifacts.agent import WayError
 from gateway.finding import ADDRESSES_MAX
+from pilotlight.agent.reporter import WayError
 from pilotlight.listen import Address
 
 SEND_S_MAX = 2.0
@@ -48,7 +48,7 @@ class HttpWay:
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, body: bytes) -> None:
-        """As `artifacts.agent.Way`."""
+        """As `pilotlight.agent.reporter.Way`."""
         try:
             urls, host = await self._addresses()
         except OSError as error:

@@ -1,7 +1,7 @@
 """`pilotlight weights pack`: finds the files of a model, and has them written as an artifact in a folder.
 
 Owns the looking for files: what FROM, ADAPTER and patterns mean on this disk, and that a file of a folder may be a link
-(Hugging Face's cache is made of them) while a folder may not. What is packed, and as what, is `artifacts.packing`'s.
+(Hugging Face's cache is made of them) while a folder may not. What is packed, and as what, is `artifacts.pack.pack`'s.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from pathlib import Path
 
 import click
 
-from artifacts import kinds, ocilayout, packfile, packing
-from artifacts.packing import About, Form, Offered, PackError, Plan
+from artifacts import files
+from artifacts.pack import modelfile as packfile
+from artifacts.pack import oci_layout
+from artifacts.pack import pack as packing
+from artifacts.pack.pack import About, Form, Offered, PackError, Plan
 from autoscaler.documents import DocumentError
 from autoscaler.foreign import modelfile
 from autoscaler.foreign.parts import Labelled
@@ -64,7 +67,7 @@ def planned(source: Path, *, allow_unsafe: bool = False) -> Plan:
         source = inner
     if not source.is_file():
         raise PackError(f"{source}: there is no such file or folder")
-    if kinds.of(source.name) not in {None, kinds.Kind("config")}:
+    if files.of(source.name) not in {None, files.Kind("config")}:
         return packing.plan([_file(source, source.name)], About(), allow_unsafe=allow_unsafe)
     with Labelled(str(source) if source.name == MODELFILE else f"{source}, read as a Modelfile"):
         wishes = packfile.wishes(modelfile.parse(_text(source), KNOWN))
@@ -96,7 +99,7 @@ def _named(folder: Path, value: str, instruction: str) -> list[Offered]:
 
 def _as_adapter(one: Offered) -> Offered:
     """Under a name that says what it is."""
-    kind = kinds.of(one.path)
+    kind = files.of(one.path)
     if one.kind is None or kind is None or kind.role == "adapter":
         return one
     return one._replace(path=f"adapter-{one.path}")
@@ -140,14 +143,14 @@ def _text(path: Path) -> str:
     raise PackError(f"{path} is no Modelfile, and no weights by its name (.safetensors, .gguf)")
 
 
-def _written(to: Path, plan: Plan, form: Form, tag: str, *, quiet: bool) -> ocilayout.Written:
+def _written(to: Path, plan: Plan, form: Form, tag: str, *, quiet: bool) -> oci_layout.Written:
     """With a bar on a terminal."""
     with bar("packing", quiet=quiet) as progress:
         task = progress.add_task("packing", total=sum(piece.size for piece in plan.pieces))
-        return ocilayout.write(to, plan, form, tag, lambda count: progress.advance(task, count))
+        return oci_layout.write(to, plan, form, tag, lambda count: progress.advance(task, count))
 
 
-def _say(to: Path, plan: Plan, written: ocilayout.Written, output: str) -> None:
+def _say(to: Path, plan: Plan, written: oci_layout.Written, output: str) -> None:
     digest = written.top.blob.digest
     rows = [
         {"path": piece.path, "kind": piece.kind, "bytes": piece.size, "digest": blob.digest}

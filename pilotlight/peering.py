@@ -17,12 +17,12 @@ from pathlib import Path
 import click
 from aiohttp.typedefs import Middleware
 
-from artifacts.layout import Layout, StoreError
-from artifacts.offers import Offers
-from artifacts.peers import Peer
-from artifacts.serving import STREAMS_MAX, Serving
-from artifacts.store import Store
-from artifacts.swarm import Peering
+from artifacts.peers.client import Peering
+from artifacts.peers.offers import Offers
+from artifacts.peers.selection import Peer
+from artifacts.peers.server import STREAMS_MAX, Serving
+from artifacts.store.layout import Layout, StoreError
+from artifacts.store.store import Store
 from pilotlight import access, certificates, process
 from pilotlight.access import Access
 from pilotlight.certificates import FileError, Identity

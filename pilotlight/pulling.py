@@ -1,7 +1,7 @@
 """`pilotlight weights pull` and `verify`: from where they lie into the node's store, and looked at there.
 
 Owns how these commands are typed, where logins are looked for, and the bars. What is fetched, and how it is checked, is
-`artifacts.bring`'s and `artifacts.verify`'s.
+`artifacts.fetch.fetch`'s and `artifacts.store.verify`'s.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from typing import NamedTuple
 
 import click
 
-from artifacts import bring, policy
-from artifacts.bring import Lies, Ways
-from artifacts.descriptors import BadManifestError
-from artifacts.disk import DiskError
-from artifacts.layout import StoreError
-from artifacts.obtain import Came, Registries
-from artifacts.publish import Copy
+from artifacts import file_policy
+from artifacts.disk.disk import DiskError
+from artifacts.errors import RegistryError
+from artifacts.fetch import fetch
+from artifacts.fetch.fetch import Lies, Ways
+from artifacts.fetch.registry import Came, Registries
+from artifacts.oci.descriptor import BadManifestError
+from artifacts.peers.client import Peering
 from artifacts.reference import BadReferenceError, Reference
-from artifacts.refusals import RegistryError
-from artifacts.store import Row, Store
-from artifacts.swarm import Peering
-from artifacts.verify import Bad, verify
+from artifacts.store.layout import StoreError
+from artifacts.store.publish import Copy
+from artifacts.store.store import Row, Store
+from artifacts.store.verify import Bad, verify
 from autoscaler.words import size
 from pilotlight import peering
 from pilotlight.console import bar
@@ -101,7 +102,7 @@ async def pulled(of: Lies, store: Store, by: Ways, told: Callable[[Came], None],
         click.echo(f"pilotlight: left out: {path}: {why}", err=True)
 
     opened = await asyncio.to_thread(store.open)
-    return await bring.bring(of, opened, by, told, left, allow_unsafe=allow_unsafe)
+    return await fetch.bring(of, opened, by, told, left, allow_unsafe=allow_unsafe)
 
 
 class _Done(NamedTuple):
@@ -205,7 +206,7 @@ def _say_verdict(row: Row, verdict: dict[str, object]) -> None:
 
 def _parsed(text: str) -> Lies:
     try:
-        return bring.lies(text)
+        return fetch.lies(text)
     except BadReferenceError as error:
         raise click.UsageError(str(error)) from None
 
@@ -216,6 +217,8 @@ def one_line() -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        raise click.ClickException(str(error).replace(policy.ALLOW, "--allow-unsafe takes it all the same")) from None
+        raise click.ClickException(
+            str(error).replace(file_policy.ALLOW, "--allow-unsafe takes it all the same")
+        ) from None
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'the store'}: {error.strerror}") from None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from artifacts import dockerconfig
-from artifacts.dockerconfig import Config
+from artifacts.credentials import docker_config
+from artifacts.credentials.docker_config import Config
 
 
 class NoSecretError(Exception):
@@ -39,4 +39,4 @@ class PullSecrets:
         except ApiError as error:
             hint = ": name it in the chart's agent.pullSecrets" if error.status == 403 else ""
             raise NoSecretError(f"pull secret {name} of namespace {self._namespace}: {error.reason}{hint}") from None
-        return dockerconfig.of_secret(found.get("type", ""), found.get("data") or {}, f"pull secret {name}")
+        return docker_config.of_secret(found.get("type", ""), found.get("data") or {}, f"pull secret {name}")

@@ -1,7 +1,7 @@
 """`pilotlight weights inspect` and `push`: artifacts wherever they lie, looked at, and pushed to registries.
 
 Owns how these commands are typed, and what they print. What an artifact consists of, and what of it is taken, is
-`artifacts.contents`'.
+`artifacts.dialects.contents`'.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ from typing import NamedTuple
 import click
 from rich.progress import Progress, TaskID
 
-from artifacts import bring, contents, ocilayout, pushing, reference, remote, resolve
-from artifacts.bring import Found, Ways
-from artifacts.client import Client
-from artifacts.contents import Contents
-from artifacts.descriptors import BadManifestError
-from artifacts.mirrors import Mirrored
-from artifacts.obtain import Came
-from artifacts.ocilayout import Entry, Layout
-from artifacts.packing import PackError
+from artifacts import reference
+from artifacts.dialects import contents
+from artifacts.dialects.contents import Contents
+from artifacts.errors import RegistryError
+from artifacts.fetch import fetch
+from artifacts.fetch.fetch import Found, Ways
+from artifacts.fetch.registry import Came
+from artifacts.http.transport import Site
+from artifacts.oci.descriptor import BadManifestError
+from artifacts.pack import oci_layout, push_artifact
+from artifacts.pack.oci_layout import Entry, Layout
+from artifacts.pack.pack import PackError
 from artifacts.reference import BadReferenceError, Reference
-from artifacts.refusals import RegistryError
-from artifacts.source import Bucket, Hub
-from artifacts.store import Store
-from artifacts.transport import Site
+from artifacts.registry import push as pushing
+from artifacts.registry import resolve
+from artifacts.registry.client import Client
+from artifacts.registry.mirrors import Mirrored
+from artifacts.source_uri import Bucket, Hub
+from artifacts.store.store import Store
 from autoscaler.quantity import parse_bytes
 from pilotlight.console import bar
 from pilotlight.keychain import keychain
@@ -69,7 +74,7 @@ def inspect(  # noqa: PLR0917  click passes by keyword
             raise click.UsageError(
                 f"{what} is a file: `pilotlight weights pack {what} --to FOLDER` makes an artifact of it"
             )
-        lies = None if Path(what).is_dir() else bring.lies(what)
+        lies = None if Path(what).is_dir() else fetch.lies(what)
         if isinstance(lies, Hub | Bucket):
             shown = asyncio.run(_seen(lies, ways(plain_http, ca_file), allow_unsafe=allow_unsafe))
             _say_seen(shown, output)
@@ -135,7 +140,7 @@ def _layout(what: str, store: Path, by: Ways) -> Iterator[Layout]:
             raise click.UsageError(f"{what}: File name too long")
         yield Layout(Path(what))
         return
-    of = bring.lies(what)
+    of = fetch.lies(what)
     if isinstance(of, Reference):
         raise click.UsageError(f"{what}: it lies in a registry already; `oras copy` and others bring it to another")
     with one_line(), contextlib.ExitStack() as stack:
@@ -144,7 +149,7 @@ def _layout(what: str, store: Path, by: Ways) -> Iterator[Layout]:
             told = partial(_moved, progress, task)
             copy = stack.enter_context(asyncio.run(pulled(of, Store(store), by, told)))
         folder = stack.enter_context(Store(store).aside())
-        ocilayout.write(folder / "layout", planned(copy.folder), "modelpack")
+        oci_layout.write(folder / "layout", planned(copy.folder), "modelpack")
         yield Layout(folder / "layout")
 
 
@@ -168,7 +173,7 @@ def _send(layout: Layout, to: Reference, site: Site, output: str, how: How) -> N
 
 
 async def _seen(of: Hub | Bucket, by: Ways, *, allow_unsafe: bool) -> Found:
-    async with bring.opened(of, by) as there:
+    async with fetch.opened(of, by) as there:
         return await there.look(allow_unsafe=allow_unsafe)
 
 
@@ -217,7 +222,7 @@ async def _look(site: Site, ref: Reference) -> Entry:
 
 async def _push(site: Site, ref: Reference, layout: Layout, moved: Callable[[int], None], how: How) -> str:
     async with Client(site, keychain(plain_http=site.plain_http is True)) as client:
-        return await remote.send(
+        return await push_artifact.send(
             client, ref.repository, ref.asked, layout, moved, mount=how.mount, chunk_bytes=how.chunk_bytes
         )
 

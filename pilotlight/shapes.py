@@ -1,7 +1,7 @@
 """What headers of artifacts in registries say of memory: read by agents, told as a text, known to who plans. I/O.
 
 Owns that text and both its ends; rooms between them pass it on. Promises: of a model that is on no node a few MiB are
-asked for, whatever it weighs (`artifacts.headers`), and nothing of that stays on the disk.
+asked for, whatever it weighs (`artifacts.fetch.remote_header`), and nothing of that stays on the disk.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-from artifacts import gguf, headers, hfconfig, kinds
-from artifacts.blobs import Source
-from artifacts.caches import Shape
-from artifacts.contents import File
-from artifacts.gguf import GgufError
-from artifacts.hfconfig import ConfigError
-from artifacts.tar import BadArchiveError
+from artifacts import files as kinds
+from artifacts.archives.tar import BadArchiveError
+from artifacts.dialects.contents import File
+from artifacts.fetch import remote_header
+from artifacts.formats import gguf, hf_config
+from artifacts.formats.gguf import GgufError
+from artifacts.formats.hf_config import ConfigError
+from artifacts.formats.memory import Shape
+from artifacts.registry.blobs import Source
 from autoscaler.contract import WeightsReport, decoder
 from autoscaler.model import Model
 from autoscaler.nodewants import OWN, Wish
@@ -65,13 +67,13 @@ async def told(files: Sequence[File], repository: str, source: Source, folder: P
 
 async def _read(files: Sequence[File], repository: str, source: Source, folder: Path) -> Header | None:
     """None: there is nothing in it that says any."""
-    bases = gguf.bases(await headers.begin(files, repository, source, folder))
+    bases = gguf.bases(await remote_header.begin(files, repository, source, folder))
     if len(bases) == 1:
         info = await asyncio.to_thread(gguf.read, folder / bases[0])
         return Header(f"Its GGUF header ({info.architecture[:NAME_CHARS_MAX]})", info.shape)
-    if bases or not await headers.begin_config(files, repository, source, folder):
+    if bases or not await remote_header.begin_config(files, repository, source, folder):
         return None
-    config = await asyncio.to_thread(hfconfig.read, folder)
+    config = await asyncio.to_thread(hf_config.read, folder)
     return Header(f"Its config.json ({config.architecture})", config.shape)
 
 

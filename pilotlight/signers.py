@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from artifacts import publickeys, trustroot
-from artifacts.identities import Identity
-from artifacts.publickeys import PEM_BYTES_MAX, BadKeyError
-from artifacts.signatures import Policy
-from artifacts.trustroot import ROOT_BYTES_MAX, BadRootError, Root
+from artifacts.signatures import public_keys, trust_root
+from artifacts.signatures.identities import Identity
+from artifacts.signatures.policy import Policy
+from artifacts.signatures.public_keys import PEM_BYTES_MAX, BadKeyError
+from artifacts.signatures.trust_root import ROOT_BYTES_MAX, BadRootError, Root
 from autoscaler.settings import Signatures
 from pilotlight import certificates
 from pilotlight.certificates import FileError
@@ -29,7 +29,7 @@ def policy(signatures: Signatures) -> Policy:
         at = f"weights.signatures.keys[{position}]"
         try:
             text = certificates.read(Path(one), PEM_BYTES_MAX) if one.startswith("/") else one
-            keys.append(publickeys.parse(text.encode()))
+            keys.append(public_keys.parse(text.encode()))
         except FileError as error:
             raise SignersError(f"{at}: {error}") from None
         except BadKeyError as error:
@@ -46,7 +46,7 @@ def policy(signatures: Signatures) -> Policy:
 def _root(path: Path) -> Root:
     at = "weights.signatures.trustedRoot"
     try:
-        return trustroot.parse(certificates.read(path, ROOT_BYTES_MAX).encode())
+        return trust_root.parse(certificates.read(path, ROOT_BYTES_MAX).encode())
     except FileError as error:
         raise SignersError(f"{at}: {error}") from None
     except BadRootError as error:

@@ -16,12 +16,13 @@ import click
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from artifacts import digests, reference
-from artifacts.digests import Digest
-from artifacts.layout import Key, StoreError
-from artifacts.meanings import Meanings
+from artifacts import digest as digests
+from artifacts import reference
+from artifacts.digest import Digest
 from artifacts.reference import BadReferenceError
-from artifacts.store import Row, Store
+from artifacts.store.layout import Key, StoreError
+from artifacts.store.store import Row, Store
+from artifacts.store.tag_cache import Meanings
 from autoscaler.quantity import parse_bytes
 from autoscaler.words import size
 from pilotlight import show

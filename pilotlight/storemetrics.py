@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from artifacts.store import Row
+from artifacts.store.store import Row
 
 PULL_BUCKETS = (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 STATES = ("in_use", "pinned", "idle")

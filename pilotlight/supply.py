@@ -3,7 +3,7 @@
 Owns which Copy of the node's store is which Model's, and what of it an engine is given. Promises: a Copy that a
 reference meant when it was last pulled here is taken without asking anybody, unless it needs a login; a Model's weights
 come once, whoever waits for them; a Model's adapters come beside its own; a pull that fails costs only that Model's
-start. What is fetched and kept, and how, is `artifacts.obtain`'s and `artifacts.store`'s.
+start. What is fetched and kept, and how, is `artifacts.fetch.registry`'s and `artifacts.store.store`'s.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from artifacts import bring, obtain, reference
-from artifacts.bring import Ways
-from artifacts.digests import BadDigestError
-from artifacts.layout import ForbiddenError, Record
-from artifacts.obtain import Came, MirrorSite, Registries
-from artifacts.publish import Copy
+from artifacts import reference
+from artifacts.digest import BadDigestError
+from artifacts.errors import PolicyError
+from artifacts.fetch import fetch
+from artifacts.fetch import registry as obtain
+from artifacts.fetch.fetch import Ways
+from artifacts.fetch.registry import Came, MirrorSite, Registries
 from artifacts.reference import BadReferenceError
-from artifacts.refusals import PolicyError
-from artifacts.store import Store, in_thread
+from artifacts.store.layout import ForbiddenError, Record
+from artifacts.store.publish import Copy
+from artifacts.store.store import Store, in_thread
 from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
 from autoscaler.fold import Observation
@@ -142,12 +144,12 @@ class Supply:
             if not self._open:
                 await in_thread(self._store.open)
                 self._open = True
-        of = bring.lies(part.artifact)
+        of = fetch.lies(part.artifact)
         with suppress(ForbiddenError):  # what it meant may be gone there: what it means now, and for whom, is asked
-            found = await bring.kept(of, self._store, self._ways, allow_unsafe=part.unsafe)
+            found = await fetch.kept(of, self._store, self._ways, allow_unsafe=part.unsafe)
             if found is not None:
                 return found
-        return await bring.bring(of, self._store, self._ways, told, _left, allow_unsafe=part.unsafe)
+        return await fetch.bring(of, self._store, self._ways, told, _left, allow_unsafe=part.unsafe)
 
     def located(self, model: Model) -> Model:
         """The Model with its weights, or their headers, where they lie here, if they do.
@@ -169,7 +171,7 @@ class Supply:
     def _record(self, part: Part) -> Record | None:
         """Of the Copy that is here for who asks so."""
         try:
-            key = bring.recalled(bring.lies(part.artifact), self._store, self._ways, allow_unsafe=part.unsafe)
+            key = fetch.recalled(fetch.lies(part.artifact), self._store, self._ways, allow_unsafe=part.unsafe)
         except (BadReferenceError, BadDigestError, PolicyError):
             return None
         record = None if key is None else self._store.layout.record(key)
@@ -242,7 +244,7 @@ class Supply:
     async def _lay_header(self, part: Part) -> None:
         named = f"{part.artifact}\0{part.unsafe}"
         folder = self._store.layout.root / HEADERS / hashlib.sha256(named.encode()).hexdigest()
-        paths = await bring.lay_headers(bring.lies(part.artifact), self._ways, folder, allow_unsafe=part.unsafe)
+        paths = await fetch.lay_headers(fetch.lies(part.artifact), self._ways, folder, allow_unsafe=part.unsafe)
         if paths:
             self._headers[part] = (folder, paths)
 

@@ -2,7 +2,7 @@
 
 Owns when (of a cluster's nodes `pilotlight.keeping` does) and how much. Promises: only Models without a Replica that
 answers; once for each time that they begin to be waited for; at most a share of the memory that is free, so that no
-engine that runs loses its own. What is read, and how fast, is `artifacts.warmth`'s.
+engine that runs loses its own. What is read, and how fast, is `artifacts.disk.page_cache`'s.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from artifacts.disk import walk
-from artifacts.warmth import warm
+from artifacts.disk.disk import walk
+from artifacts.disk.page_cache import warm
 from autoscaler.contract import ModelName
 from autoscaler.loop import Step
 from autoscaler.model import Model

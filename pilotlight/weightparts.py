@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from artifacts import gguf, kinds
+from artifacts import files
+from artifacts.formats import gguf
 from autoscaler.artifact import named
 from autoscaler.engines import EngineError
 from autoscaler.model import Model
@@ -75,7 +76,7 @@ def chosen(folder: Path, paths: list[str], model: Model) -> Path:
 
 def _laid_over(folder: Path, paths: list[str], name: str) -> Path:
     """What of these files is the adapter. Raises EngineError."""
-    found = folder / laid_over(kinds.adapters(paths), name)
+    found = folder / laid_over(files.adapters(paths), name)
     if not ADAPTER_PATH.fullmatch(FILE + str(found)):
         raise EngineError(f"adapter {name}: {found} has one of , : = in it, which engines read as something else")
     return found

@@ -15,9 +15,6 @@ import pytest
 from aiohttp import web
 from pytest_aiohttp import AiohttpClient
 
-from artifacts import agent as agent_room
-from artifacts.agent import Agent, WayError
-from artifacts.podcgroup import pod_uid
 from autoscaler.contract import NODE_EXPIRY_S, NODE_PERIOD_S, DeviceReport, NodeReport, PodDevices, PodUse
 from autoscaler.door import Door
 from autoscaler.drivers.nvml import Gpu
@@ -25,6 +22,9 @@ from autoscaler.nodeintake import NODE_BYTES_MAX, PEER_CHARS_MAX
 from autoscaler.ordered import NodeReported
 from autoscaler.serve import ContractServer
 from pilotlight import agent_process, nodelook, nodeway
+from pilotlight.agent import reporter as agent_room
+from pilotlight.agent.kubelet.podcgroup import pod_uid
+from pilotlight.agent.reporter import Agent, WayError
 from pilotlight.agent_process import application
 from pilotlight.nodelook import NodeLook, NodeLooks, news, sees_node
 from pilotlight.nodeway import HttpWay

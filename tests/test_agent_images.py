@@ -15,13 +15,24 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from artifacts import dockerconfig, images, nodewire
-from artifacts.dockerconfig import Config, Login
-from artifacts.images import AGAIN_S, AGAIN_S_MAX, PULLS_MAX, WANTED_MAX, Images, ImageWanted, PullError, pull
-from artifacts.nodesockets import IMAGES_EVERY_S, Daemon
+from artifacts.credentials import docker_config
+from artifacts.credentials.docker_config import Config, Login
+from artifacts.errors import PolicyError
 from artifacts.protobuf import ProtobufError, messages, text, written
-from artifacts.refusals import PolicyError
 from autoscaler.nodewants import ImageWant, NodeWants
+from pilotlight.agent.kubelet import image_pull as images
+from pilotlight.agent.kubelet import nodewire
+from pilotlight.agent.kubelet.image_pull import (
+    AGAIN_S,
+    AGAIN_S_MAX,
+    PULLS_MAX,
+    WANTED_MAX,
+    Images,
+    ImageWanted,
+    PullError,
+    pull,
+)
+from pilotlight.agent.kubelet.sockets import IMAGES_EVERY_S, Daemon
 
 ENGINE = ImageWanted("vllm/vllm-openai:v1")
 SECRET = (
@@ -110,7 +121,7 @@ async def bringing(
     async def secret_of(name: str) -> Config:
         if name != "regcred":
             raise PolicyError(f"there is no secret {name}")
-        return dockerconfig.config(SECRET, name)
+        return docker_config.config(SECRET, name)
 
     hears = asyncio.Semaphore(0) if came is None else came
     one = Images(path, secret_of, hears.release, waiting or Waiting())

@@ -6,7 +6,8 @@ import ast
 
 import pytest
 
-from artifacts import bring, reference
+from artifacts import reference
+from artifacts.fetch import fetch
 from artifacts.reference import DOCKER, DOCKER_HOSTS
 from autoscaler import artifact
 from autoscaler.artifact import DOCKERS, STORED, named
@@ -46,7 +47,7 @@ def test_what_lies_in_no_registry_is_called_as_it_is_written(text: str) -> None:
 def test_the_schemes_of_what_is_stored_stand_in_one_place() -> None:
     for scheme, text in {"oci": "oci://r.io/x:1", "hf": "hf://acme/x", "s3": "s3://models/x"}.items():
         assert STORED[scheme][0].fullmatch(text)
-        assert bring.lies(text), "what a document may say the store can bring"
+        assert fetch.lies(text), "what a document may say the store can bring"
     again = [
         name(path)
         for path in SOURCES

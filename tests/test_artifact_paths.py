@@ -8,20 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import contents, digests, paths
-from artifacts.descriptors import Descriptor
-from artifacts.manifest import OCI_MANIFEST, Manifest
-from artifacts.paths import BadPathError, Tree
+from artifacts import digest, safe_paths
+from artifacts.dialects import contents
+from artifacts.oci.descriptor import Descriptor
+from artifacts.oci.manifest import OCI_MANIFEST, Manifest
+from artifacts.safe_paths import BadPathError, Tree
 from tests.kit.budget import examples
 
-EMPTY = Descriptor("application/vnd.oci.empty.v1+json", digests.of(b"{}"), 2, {})
+EMPTY = Descriptor("application/vnd.oci.empty.v1+json", digest.of(b"{}"), 2, {})
 TITLE, FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
 
 
 def titled(*named: dict[str, str]) -> contents.Contents:
     """An artifact with a layer for each of these annotations."""
     layers = tuple(
-        Descriptor("application/octet-stream", digests.of(str(number).encode()), 7, notes)
+        Descriptor("application/octet-stream", digest.of(str(number).encode()), 7, notes)
         for number, notes in enumerate(named)
     )
     return contents.read(Manifest(OCI_MANIFEST, "", EMPTY, layers, {}))
@@ -43,7 +44,7 @@ def titled(*named: dict[str, str]) -> contents.Contents:
     ],
 )
 def test_what_is_taken_is_taken_as_it_is(path: str) -> None:
-    assert paths.check(path) == path
+    assert safe_paths.check(path) == path
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_what_is_taken_is_taken_as_it_is(path: str) -> None:
 )
 def test_point_04_a_path_that_leads_out_or_cannot_be_is_refused(path: str, said: str) -> None:
     with pytest.raises(BadPathError, match=said) as caught:
-        paths.check(path)
+        safe_paths.check(path)
     assert str(caught.value).isprintable()
     whole = titled({TITLE: "model.gguf"}, {TITLE: path})
     if path:
@@ -147,13 +148,13 @@ def test_point_04_filepath_goes_before_title_and_is_the_one_that_is_checked() ->
 @given(st.text(max_size=60) | st.text("./\\aA: \u0301\u00e9", max_size=20))
 def test_no_path_that_comes_out_escapes(text: str) -> None:
     try:
-        path = paths.check(text)
+        path = safe_paths.check(text)
     except BadPathError:
         return
     assert path == text
     inside = os.path.normpath(f"/store/model/{path}")
     assert inside == f"/store/model/{path}", "it is in its plainest form, and below the folder"
-    assert len(os.fsencode(path)) <= paths.PATH_BYTES_MAX
+    assert len(os.fsencode(path)) <= safe_paths.PATH_BYTES_MAX
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
@@ -162,10 +163,10 @@ def test_what_lies_together_is_no_file_and_folder_at_once(texts: list[str]) -> N
     tree, taken = Tree(), set()
     for text in texts:
         try:
-            tree.add(paths.check(text))
+            tree.add(safe_paths.check(text))
         except BadPathError:
             continue
         taken.add(text)
-    keys = [paths.key(path) for path in taken]
+    keys = [safe_paths.key(path) for path in taken]
     assert len(set(keys)) == len(keys)
     assert not any(one.startswith(f"{other}/") for one in keys for other in keys)

@@ -8,11 +8,11 @@ from urllib.parse import parse_qs
 import pytest
 from aiohttp import web
 
-from artifacts.awskeys import REGION, AwsKeys, Own
-from artifacts.bring import Ways
-from artifacts.obtain import Registries
-from artifacts.refusals import DeniedError, PolicyError
-from artifacts.sigv4 import Keys
+from artifacts.credentials.aws import REGION, AwsKeys, Own
+from artifacts.credentials.sigv4 import Keys
+from artifacts.errors import DeniedError, PolicyError
+from artifacts.fetch.fetch import Ways
+from artifacts.fetch.registry import Registries
 from tests.kit.certificates import OURS, sides, write_authority
 from tests.kit.fake_registry import FakeRegistry, StillClock
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from artifacts import bring, gguf
-from artifacts.bring import Ways
-from artifacts.obtain import Registries
+from artifacts.errors import PolicyError
+from artifacts.fetch import fetch
+from artifacts.fetch.fetch import Ways
+from artifacts.fetch.registry import Registries
+from artifacts.formats import gguf
+from artifacts.http.transport import Transport
 from artifacts.reference import BadReferenceError, Reference
-from artifacts.refusals import PolicyError
-from artifacts.signatures import Policy
-from artifacts.source import Bucket, Hub
-from artifacts.store import Store
-from artifacts.transport import Transport
+from artifacts.signatures.policy import Policy
+from artifacts.source_uri import Bucket, Hub
+from artifacts.store.store import Store
 from tests.kit import packed
 from tests.kit.fake_hub import FakeHub
 from tests.kit.fake_registry import StillClock
@@ -28,11 +29,11 @@ pytestmark = pytest.mark.standard
 
 
 def test_what_lies_elsewhere_is_told_from_what_is_here() -> None:
-    assert bring.lies("ghcr.io/a/b:c") == bring.lies("oci://ghcr.io/a/b:c") == Reference("ghcr.io", "a/b", "c")
-    assert bring.lies("hf://a/b@c") == Hub("a/b", "c")
-    assert bring.lies("s3://abc/d") == Bucket("abc", "d")
+    assert fetch.lies("ghcr.io/a/b:c") == fetch.lies("oci://ghcr.io/a/b:c") == Reference("ghcr.io", "a/b", "c")
+    assert fetch.lies("hf://a/b@c") == Hub("a/b", "c")
+    assert fetch.lies("s3://abc/d") == Bucket("abc", "d")
     with pytest.raises(BadReferenceError, match="on this machine already"):
-        bring.lies("file:///a.gguf")
+        fetch.lies("file:///a.gguf")
 
 
 def test_no_place_is_called_as_another(tmp_path: Path) -> None:
@@ -41,7 +42,7 @@ def test_no_place_is_called_as_another(tmp_path: Path) -> None:
         env={"HF_ENDPOINT": "https://mirror.example/hf", "AWS_ENDPOINT_URL": "http://minio:9000"}, home=tmp_path
     )
     names = [
-        bring.origin_of(of, by) for of in (Hub("a/b"), Bucket("abc", "d"), Bucket("abd", "d")) for by in (ways, mirror)
+        fetch.origin_of(of, by) for of in (Hub("a/b"), Bucket("abc", "d"), Bucket("abd", "d")) for by in (ways, mirror)
     ]
     assert names == [
         "hf huggingface.co/", "hf mirror.example/hf/",
@@ -53,9 +54,9 @@ async def test_where_signatures_are_wanted_nothing_comes_from_where_there_are_no
     async with FakeHub({}, {"a.gguf": b"GGUF"}).both() as fake:
         store = Store(tmp_path / "store", spare_bytes=0).open()
         free = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
-        (await bring.bring(Hub("acme/tiny"), store, free)).close()
+        (await fetch.bring(Hub("acme/tiny"), store, free)).close()
         strict = Ways(Registries(signatures=Policy("enforce", ())), fake.env(), tmp_path)
-        for ask in (bring.bring, bring.kept):
+        for ask in (fetch.bring, fetch.kept):
             with pytest.raises(PolicyError, match="only weights in a registry have signatures"):
                 await ask(Hub("acme/tiny"), store, strict)
 
@@ -64,7 +65,7 @@ async def test_headers_are_laid_before_the_weights_come(tmp_path: Path) -> None:
     content = write(tmp_path / "a.gguf").read_bytes()
     async with FakeHub({}, {"a.gguf": content}).both() as fake:
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
-        assert await bring.lay_headers(Hub("acme/tiny"), ways, tmp_path / "headers") == ["a.gguf"]
+        assert await fetch.lay_headers(Hub("acme/tiny"), ways, tmp_path / "headers") == ["a.gguf"]
         assert gguf.header_bytes(tmp_path / "headers" / "a.gguf") > 0
 
 
@@ -73,7 +74,7 @@ async def test_also_where_nobody_says_the_sum_of_a_file(tmp_path: Path) -> None:
     async with FakeS3({"m/a.gguf": content}).serving() as fake:
         assert isinstance(fake, FakeS3)
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
-        assert await bring.lay_headers(Bucket("models", "m/"), ways, tmp_path / "headers") == ["a.gguf"]
+        assert await fetch.lay_headers(Bucket("models", "m/"), ways, tmp_path / "headers") == ["a.gguf"]
         assert gguf.header_bytes(tmp_path / "headers" / "a.gguf") > 0
 
 
@@ -89,16 +90,16 @@ async def test_who_is_cancelled_while_connections_are_closed_holds_nothing(
 
     async with contextlib.AsyncExitStack() as stack:
         fake = await stack.enter_async_context(FakeHub({}, {"a.gguf": b"GGUF"}).both())
-        of: bring.Lies = Hub("acme/tiny")
+        of: fetch.Lies = Hub("acme/tiny")
         if scheme == "oci":
             packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
             host = stack.enter_context(packed.served(tmp_path / "layout"))
-            of = bring.lies(f"oci://{host}/{packed.NAME}:v1")
+            of = fetch.lies(f"oci://{host}/{packed.NAME}:v1")
         store = Store(tmp_path / "store", spare_bytes=0).open()
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
         with monkeypatch.context() as patched:
             patched.setattr(Transport, "__aexit__", cancelled)
             with pytest.raises(asyncio.CancelledError):
-                await bring.bring(of, store, ways)
+                await fetch.bring(of, store, ways)
         (row,) = store.rows()
         assert not row.in_use

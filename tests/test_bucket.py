@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from artifacts import bring, digests, source
-from artifacts.awskeys import AwsKeys
-from artifacts.bring import Ways
-from artifacts.bucket import BucketAccess
-from artifacts.contents import RefusedError
-from artifacts.layout import ForbiddenError, NoRoomError
-from artifacts.obtain import Registries
-from artifacts.permits import Permits
-from artifacts.publish import Copy
-from artifacts.refusals import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
-from artifacts.store import Store
-from artifacts.verify import verify
+from artifacts import digest, source_uri
+from artifacts.credentials.aws import AwsKeys
+from artifacts.dialects.contents import RefusedError
+from artifacts.errors import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
+from artifacts.fetch import fetch as bring
+from artifacts.fetch.fetch import Ways
+from artifacts.fetch.registry import Registries
+from artifacts.sources.s3 import BucketAccess
+from artifacts.store.layout import ForbiddenError, NoRoomError
+from artifacts.store.permissions import Permits
+from artifacts.store.publish import Copy
+from artifacts.store.store import Store
+from artifacts.store.verify import verify
 from tests.kit.fake_registry import StillClock
 from tests.kit.fake_s3 import SECRET, FakeS3
 from tests.kit.weight_files import as_gguf, as_safetensors
@@ -63,8 +64,8 @@ class Node:
 
 
 def _of(text: str) -> bring.Lies:
-    found = source.parse(text)
-    assert not isinstance(found, source.Local)
+    found = source_uri.parse(text)
+    assert not isinstance(found, source_uri.Local)
     return found
 
 
@@ -88,7 +89,7 @@ async def test_all_below_a_prefix_comes_once_with_its_sums(tmp_path: Path, summe
         with await one.bring() as copy:
             assert held(copy) == BELOW
             assert {file.path: file.digest for file in copy.record.laid} == {
-                path: digests.of(content) for path, content in BELOW.items()
+                path: digest.of(content) for path, content in BELOW.items()
             }
             assert len(copy.record.unpacked) == (0 if summed else len(BELOW))
             assert list(verify(copy.record, copy.folder)) == []

@@ -12,14 +12,16 @@ from typing import NamedTuple
 import pytest
 from aiohttp import web
 
-from artifacts import chunksums, obtain, reference, remote
-from artifacts.client import Client
-from artifacts.digests import Digest
-from artifacts.obtain import MirrorSite, Registries
-from artifacts.referrers import referrers
-from artifacts.refusals import MismatchError
-from artifacts.store import Store
-from artifacts.transport import Site
+from artifacts import reference
+from artifacts.digest import Digest
+from artifacts.errors import MismatchError
+from artifacts.fetch import registry
+from artifacts.fetch.registry import MirrorSite, Registries
+from artifacts.http.transport import Site
+from artifacts.pack import chunk_sums, push_artifact
+from artifacts.registry.client import Client
+from artifacts.registry.referrers import referrers
+from artifacts.store.store import Store
 from tests.kit import packed, pulled
 from tests.kit.fake_registry import FakeRegistry, StillClock, part_of
 from tests.kit.packed import NAME
@@ -59,7 +61,7 @@ class Pushed(NamedTuple):
         self.fake.seen.clear()
         ways = Registries(pace=StillClock(), mirrors={"": [MirrorSite(one.host) for one in mirrors]})
         store = Store(tmp_path / "store", spare_bytes=0).open()
-        with await obtain.obtain(reference.parse(f"oci://{self.fake.host}/{NAME}:v1"), store, ways) as copy:
+        with await registry.obtain(reference.parse(f"oci://{self.fake.host}/{NAME}:v1"), store, ways) as copy:
             return {path: (copy.folder / path).read_bytes() for path in FILES}
 
 
@@ -72,21 +74,21 @@ async def pushed(tmp_path: Path, *, subjects: bool = False) -> AsyncIterator[Pus
     layout = packed.packed(packed.model(tmp_path / "model", FILES), tmp_path / "layout", "modelpack-raw")
     async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
         fake.subjects = subjects
-        digest = await remote.send(client, NAME, "v1", layout)
+        digest = await push_artifact.send(client, NAME, "v1", layout)
         blob = next(name for name, content in fake.blobs.items() if content == CONTENT)
         yield Pushed(fake, client, digest, blob)
 
 
 async def test_with_large_blobs_the_sums_of_their_parts_are_pushed_and_found_by_the_artifact(tmp_path: Path) -> None:
     async with pushed(tmp_path) as one:
-        (found,) = await referrers(one.client, NAME, one.digest, chunksums.KIND)
+        (found,) = await referrers(one.client, NAME, one.digest, chunk_sums.KIND)
         said = json.loads(one.fake.manifests[NAME, found.digest][1])
         assert said["subject"]["digest"] == one.digest
-        assert said["artifactType"] == said["layers"][0]["mediaType"] == chunksums.KIND
-        sums = await chunksums.ask(one.client, NAME, one.digest, Digest(one.blob), len(CONTENT))
+        assert said["artifactType"] == said["layers"][0]["mediaType"] == chunk_sums.KIND
+        sums = await chunk_sums.ask(one.client, NAME, one.digest, Digest(one.blob), len(CONTENT))
         assert len(sums) == 16
         assert sums[BAD] == hashlib.sha256(CONTENT[BAD * 4096 : (BAD + 1) * 4096]).hexdigest()
-        assert await chunksums.ask(one.client, NAME, one.digest, Digest(one.blob), len(CONTENT) * 99999) == ()
+        assert await chunk_sums.ask(one.client, NAME, one.digest, Digest(one.blob), len(CONTENT) * 99999) == ()
 
 
 async def test_small_artifacts_have_none_and_a_registry_that_takes_none_gets_the_artifact(
@@ -95,12 +97,12 @@ async def test_small_artifacts_have_none_and_a_registry_that_takes_none_gets_the
     async def refuses(*_: object) -> None:
         raise MismatchError("registry.example: takes no such artifact")
 
-    monkeypatch.setattr(chunksums, "push", refuses)
+    monkeypatch.setattr(chunk_sums, "push", refuses)
     async with pushed(tmp_path) as one:
         assert (NAME, "v1") in one.fake.manifests
     monkeypatch.undo()
     async with pushed(tmp_path / "small") as one:
-        assert await referrers(one.client, NAME, one.digest, chunksums.KIND) == []
+        assert await referrers(one.client, NAME, one.digest, chunk_sums.KIND) == []
 
 
 async def test_a_part_that_lies_comes_again_alone(tmp_path: Path) -> None:
@@ -140,10 +142,10 @@ async def test_a_list_that_lies_makes_nothing_right(tmp_path: Path, said: str) -
         (tmp_path / "lies").write_bytes(lies)
         told = {
             "nothing": b'{"blobs":{}}',
-            "the wrong bytes": chunksums.listed({Digest(one.blob): tmp_path / "lies"}),
+            "the wrong bytes": chunk_sums.listed({Digest(one.blob): tmp_path / "lies"}),
             "noise": b"\xff",
         }[said]
-        (found,) = await referrers(one.client, NAME, one.digest, chunksums.KIND)
+        (found,) = await referrers(one.client, NAME, one.digest, chunk_sums.KIND)
         document = json.loads(one.fake.manifests[NAME, found.digest][1])
         document["layers"][0] |= {"digest": one.fake.blob(told), "size": len(told)}
         changed = one.fake.manifest(NAME, "changed", json.dumps(document).encode())

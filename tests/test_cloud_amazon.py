@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from artifacts.clouds.amazon import Amazon, Service, service
-from artifacts.clouds.podkeys import FULL
-from artifacts.dockerconfig import Login
-from artifacts.refusals import DeniedError, PolicyError
-from artifacts.sigv4 import Asked, Keys, Scope, signed
+from artifacts.credentials.clouds.amazon import Amazon, Service, service
+from artifacts.credentials.clouds.pod_identity import FULL
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.sigv4 import Asked, Keys, Scope, signed
+from artifacts.errors import DeniedError, PolicyError
 from tests.kit.cloud_services import Services
 from tests.kit.fake_registry import StillClock
 

@@ -9,13 +9,13 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from artifacts import registry
-from artifacts.client import Client
-from artifacts.clouds.azure import LASTS_S, LASTS_S_MAX, Azure
-from artifacts.credentials import Known
-from artifacts.dockerconfig import Login
-from artifacts.refusals import DeniedError, PolicyError
-from artifacts.transport import Site
+from artifacts.credentials.clouds.azure import LASTS_S, LASTS_S_MAX, Azure
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import Known
+from artifacts.errors import DeniedError, PolicyError
+from artifacts.http.transport import Site
+from artifacts.registry import manifests
+from artifacts.registry.client import Client
 from tests.kit.cloud_services import Services
 from tests.kit.fake_registry import FakeRegistry, StillClock
 from tests.test_registry_manners import BODY, NAME, TokenPlace
@@ -154,6 +154,6 @@ async def test_the_registry_gives_tokens_for_it() -> None:
         fake.manifest(NAME, "v1", BODY)
         place = TokenPlace(fake)
         async with Client(Site(fake.host), Known(fake.host, Login(identity_token="refresh"))) as client:
-            assert (await registry.manifest(client, NAME, "v1")).body == BODY
+            assert (await manifests.manifest(client, NAME, "v1")).body == BODY
         assert place.asked[0]["refresh_token"] == ["refresh"]
         assert place.asked[0]["grant_type"] == ["refresh_token"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from artifacts.clouds.google import PATH, Google
-from artifacts.dockerconfig import Login
-from artifacts.refusals import DeniedError, UnreachableError
+from artifacts.credentials.clouds.google import PATH, Google
+from artifacts.credentials.docker_config import Login
+from artifacts.errors import DeniedError, UnreachableError
 from tests.kit.cloud_services import Services
 from tests.kit.fake_registry import StillClock
 

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from artifacts import registry
-from artifacts.client import Client
-from artifacts.clouds.cloud import ABSENT_S, KEPT_MAX, Clouds, Granted
-from artifacts.dockerconfig import Login
-from artifacts.obtain import fingerprint
-from artifacts.refusals import DeniedError, UnreachableError
-from artifacts.transport import Site
+from artifacts.credentials.clouds.cloud import ABSENT_S, KEPT_MAX, Clouds, Granted
+from artifacts.credentials.docker_config import Login
+from artifacts.errors import DeniedError, UnreachableError
+from artifacts.fetch.registry import fingerprint
+from artifacts.http.transport import Site
+from artifacts.registry import manifests
+from artifacts.registry.client import Client
 from tests.kit.fake_registry import FakeRegistry, StillClock, says
 
 
@@ -151,16 +151,16 @@ async def test_without_an_identity_it_is_asked_without_a_login_and_the_note_says
     async with FakeRegistry().serving() as fake:
         fake.manifest("team/open", "v1", b"{}")
         async with Client(Site(fake.host), Clouds([Nobody()])) as client:
-            assert (await registry.manifest(client, "team/open", "v1")).body == b"{}"
+            assert (await manifests.manifest(client, "team/open", "v1")).body == b"{}"
             refusal = says(401, WWW_Authenticate='Basic realm="x"')
             fake.always["GET", "/v2/team/private/manifests/v1"] = refusal
             with pytest.raises(DeniedError, match=r"there is none for .*\(Cloud: no identity is here; do this\)"):
-                await registry.manifest(client, "team/private", "v1")
+                await manifests.manifest(client, "team/private", "v1")
             bearer = says(401, WWW_Authenticate=f'Bearer realm="{fake.url}/token",service="x"')
             fake.always["GET", "/v2/team/private/manifests/v1"] = bearer
             fake.always["GET", "/token"] = says(403)
             with pytest.raises(DeniedError, match=r"gives nothing without a login \(403\) \(Cloud: no identity"):
-                await registry.manifest(client, "team/private", "v1")
+                await manifests.manifest(client, "team/private", "v1")
         assert all("authorization" not in one.headers for one in fake.seen)
 
 

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import contents, digests, kinds, manifest, policy
-from artifacts.contents import Contents, RefusedError
-from artifacts.descriptors import BadManifestError, Descriptor
+from artifacts import digest as digests
+from artifacts import file_policy
+from artifacts import files as kinds
+from artifacts.dialects import contents
 from artifacts.dialects.base import Said
-from artifacts.manifest import OCI_MANIFEST, Manifest
-from artifacts.paths import Tree
+from artifacts.dialects.contents import Contents, RefusedError
+from artifacts.oci import manifest
+from artifacts.oci.descriptor import BadManifestError, Descriptor
+from artifacts.oci.manifest import OCI_MANIFEST, Manifest
+from artifacts.safe_paths import Tree
 
 GOLDEN = Path(__file__).parent / "golden" / "artifacts"
 NAMES = sorted(path.name.removesuffix(".manifest.json") for path in GOLDEN.glob("*.manifest.json"))
@@ -147,12 +151,12 @@ def test_point_16_nothing_of_an_artifact_is_taken_where_something_is_refused() -
 
 
 def test_point_16_names_in_archives_are_judged_alike() -> None:
-    assert policy.judge("model.safetensors").refusal == ""
-    assert policy.judge("tokenizer.model").role == "tokenizer"
-    assert "nothing says" in policy.judge("blob").refusal
-    assert policy.judge("blob", allow_unsafe=True).role == "unknown"
-    assert "can run programs" in policy.judge("a/b.pkl").refusal
-    assert "code is not taken" in policy.judge("a/b.py").refusal
+    assert file_policy.judge("model.safetensors").refusal == ""
+    assert file_policy.judge("tokenizer.model").role == "tokenizer"
+    assert "nothing says" in file_policy.judge("blob").refusal
+    assert file_policy.judge("blob", allow_unsafe=True).role == "unknown"
+    assert "can run programs" in file_policy.judge("a/b.pkl").refusal
+    assert "code is not taken" in file_policy.judge("a/b.py").refusal
 
 
 @pytest.mark.parametrize(

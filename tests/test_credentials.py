@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import dockerconfig
-from artifacts.credentials import ConfigFiles, usual
-from artifacts.dockerconfig import Login
-from artifacts.refusals import PolicyError
+from artifacts.credentials import docker_config
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import ConfigFiles, usual
+from artifacts.errors import PolicyError
 from tests.kit.credential_program import program
 
 HUB = "https://index.docker.io/v1/"
@@ -23,8 +23,8 @@ def auth(user: str, password: str) -> dict[str, str]:
 
 def login(auths: dict[str, dict[str, str]], host: str, repository: str = "team/model") -> str:
     """The user that is found, - for none."""
-    found = dockerconfig.config(json.dumps({"auths": auths}), "config.json")
-    one = dockerconfig.login(found, host, repository, "config.json")
+    found = docker_config.config(json.dumps({"auths": auths}), "config.json")
+    one = docker_config.login(found, host, repository, "config.json")
     return "-" if one is None else one.user
 
 
@@ -63,8 +63,8 @@ def test_an_entry_is_its_host_s_alone(auths: dict[str, dict[str, str]], host: st
     ],
 )
 def test_kubernetes_entries_may_have_stars(key: str, host: str, *, fits: bool) -> None:
-    secret = dockerconfig.config(json.dumps({"auths": {key: auth("a", "p")}}), "secret")
-    assert dockerconfig.logins([secret], host, "team/model") == ([Login("a", "p")] if fits else [])
+    secret = docker_config.config(json.dumps({"auths": {key: auth("a", "p")}}), "secret")
+    assert docker_config.logins([secret], host, "team/model") == ([Login("a", "p")] if fits else [])
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_kubernetes_entries_may_have_stars(key: str, host: str, *, fits: bool) -
 )
 def test_a_file_that_is_none_says_its_name_and_nothing_of_it(text: str) -> None:
     with pytest.raises(PolicyError, match=r"^/home/me/config.json: ") as refused:
-        dockerconfig.config(text, "/home/me/config.json")
+        docker_config.config(text, "/home/me/config.json")
     assert "evil" not in str(refused.value)
 
 

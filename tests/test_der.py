@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts import der
-from artifacts.der import DerError, Value
+from artifacts.signatures import der
+from artifacts.signatures.der import DerError, Value
 from tests.kit.stamped import number, sequence, tlv
 
 

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from artifacts.refusals import UnreachableError
+from artifacts.errors import UnreachableError
 from pilotlight.errands import FIRST_S, LAST_S, Errands, backoff_s
 from pilotlight.weightparts import Part
 

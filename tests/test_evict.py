@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.evict import Candidate, Choice, choose
+from artifacts.store.eviction import Candidate, Choice, choose
 
 GIB = 1 << 30
 BLOBS = {f"b{number}": size for number, size in enumerate((1, 5, 7, 20, 50, 90))}

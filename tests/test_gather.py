@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import gather
-from artifacts.layout import named
-from artifacts.listing import Entry, Listing, Taken
-from artifacts.places import Lone
-from artifacts.publish import Job
+from artifacts.dialects.file_listing import Entry, Listing, Taken
+from artifacts.fetch import files
+from artifacts.sources.http_files import Lone
+from artifacts.store.layout import named
+from artifacts.store.publish import Job
 
 
 async def test_who_is_cancelled_leaves_no_thread_that_still_lays_files(
@@ -28,18 +28,18 @@ async def test_who_is_cancelled_leaves_no_thread_that_still_lays_files(
         assert go.wait(60)
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
-    monkeypatch.setattr(gather, "_summed", summed)
+    monkeypatch.setattr(files, "_summed", summed)
 
     async def more(_bytes: int) -> None:
         raise AssertionError
 
     job = Job((), tmp_path / "blobs", tmp_path / "tree", more)
-    at = job.blobs / gather.LEARNED / named(entry.name)
+    at = job.blobs / files.LEARNED / named(entry.name)
     at.parent.mkdir(parents=True)
     at.write_bytes(b"GGUF")  # an earlier try brought it
     source = Lone.__new__(Lone)  # asked for nothing
     listing = Listing("s3://b/", (Taken(entry, "weight"),), ())
-    filling = asyncio.create_task(gather.fill(job, listing, source))
+    filling = asyncio.create_task(files.fill(job, listing, source))
     assert await asyncio.to_thread(begun.wait, 60)
     filling.cancel()
     for _ in range(10):

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import gguf, ggufshape
-from artifacts.caches import Layer, Shape
+from artifacts.formats import gguf, gguf_memory
+from artifacts.formats.memory import Layer, Shape
 from loadtest import tinygguf
 from tests.kit.budget import examples
 
@@ -202,7 +202,7 @@ def test_a_sentence_that_the_chain_cannot_say_is_refused(tmp_path: Path, sentenc
 )
 def test_an_architecture_that_is_no_name_is_refused(architecture: str) -> None:
     with pytest.raises(ValueError, match=r"^general\.architecture is not a name of at most 80 printable characters$"):
-        ggufshape.shape({"general.architecture": architecture}, 1)
+        gguf_memory.shape({"general.architecture": architecture}, 1)
 
 
 def test_a_name_with_control_characters_is_not_taken_over(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from artifacts.caches import BYTES_MAX, Serving, llama, paged
-from artifacts.ggufshape import Value, shape
+from artifacts.formats.gguf_memory import Value, shape
+from artifacts.formats.memory import BYTES_MAX, Serving, llama, paged
 
 MIB = 1 << 20
 EIGHT_B = {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "attention.head_count_kv": 8}

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import gguf, headers, reference
-from artifacts.gguf import GgufError
-from artifacts.obtain import Registries
-from artifacts.packing import Form
+from artifacts import reference
+from artifacts.fetch import remote_header
+from artifacts.fetch.registry import Registries
+from artifacts.formats import gguf
+from artifacts.formats.gguf import GgufError
+from artifacts.pack.pack import Form
 from loadtest import tinygguf
 from tests.kit import packed
 
@@ -24,16 +26,16 @@ def files(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
-@pytest.mark.parametrize("first", [headers.FIRST_BYTES, 1000])
+@pytest.mark.parametrize("first", [remote_header.FIRST_BYTES, 1000])
 async def test_a_header_is_as_that_of_the_whole_file(
     tmp_path: Path, form: Form, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(headers, "FIRST_BYTES", first)
+    monkeypatch.setattr(remote_header, "FIRST_BYTES", first)
     source = files(tmp_path / "in")
     packed.packed(source, tmp_path / "layout", form)
     with packed.served(tmp_path / "layout") as host:
         of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
-        assert await headers.lay(of, Registries(), tmp_path / "out") == ["ada.gguf"]
+        assert await remote_header.lay(of, Registries(), tmp_path / "out") == ["ada.gguf"]
     there, here = source / "ada.gguf", tmp_path / "out/ada.gguf"
     assert gguf.read(here) == gguf.read(there)
     assert here.stat().st_size == there.stat().st_size
@@ -49,10 +51,10 @@ async def test_what_is_no_gguf_or_has_too_large_a_header_is_none(
     with packed.served(tmp_path / "layout") as host:
         of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
         with pytest.raises(GgufError, match="expected 2 or 3"):
-            await headers.lay(of, Registries(), tmp_path / "out")
-    monkeypatch.setattr(headers, "FIRST_BYTES", 700)
-    monkeypatch.setattr(headers, "BYTES_MAX", 700)
+            await remote_header.lay(of, Registries(), tmp_path / "out")
+    monkeypatch.setattr(remote_header, "FIRST_BYTES", 700)
+    monkeypatch.setattr(remote_header, "BYTES_MAX", 700)
     with packed.served(tmp_path / "other") as host:
         of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
         with pytest.raises(GgufError, match="larger than"):
-            await headers.lay(of, Registries(), tmp_path / "out")
+            await remote_header.lay(of, Registries(), tmp_path / "out")

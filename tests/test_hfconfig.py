@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from artifacts import hfconfig
-from artifacts.caches import BYTES_MAX, Serving, paged
-from artifacts.hfconfig import CONFIG_BYTES_MAX, INDEX, ConfigError, read
+from artifacts.formats import hf_config
+from artifacts.formats.hf_config import CONFIG_BYTES_MAX, INDEX, ConfigError, read
+from artifacts.formats.memory import BYTES_MAX, Serving, paged
 from autoscaler.contract import ModelName
 from autoscaler.fit import explain_fit
 from autoscaler.model import Model, ModelSpec
@@ -68,7 +68,7 @@ def test_weights_are_the_files_and_a_token_is_what_an_8b_model_needs(folder: Pat
 
 
 def test_headers_that_take_too_much_time_are_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hfconfig, "CPU_S_MAX", 0.0)
+    monkeypatch.setattr(hf_config, "CPU_S_MAX", 0.0)
     with pytest.raises(ConfigError, match=r"\.safetensors: its header takes more than 2 s to read"):
         read(folder)
 

@@ -7,11 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import hotplug
-from artifacts.gpubus import Answer, Bus, StepError
-from artifacts.hotplug import IDLE_BYTES_MAX, VISIBLE_S, Holder, Seen, Stand, bus_of, hidden_in, minor_in, shown_in
 from autoscaler.contract import FabricReport, PodDevices
 from autoscaler.nodewants import FabricWant
+from pilotlight.agent.gpu import hotplug
+from pilotlight.agent.gpu.bus import Answer, Bus, StepError
+from pilotlight.agent.gpu.hotplug import (
+    IDLE_BYTES_MAX,
+    VISIBLE_S,
+    Holder,
+    Seen,
+    Stand,
+    bus_of,
+    hidden_in,
+    minor_in,
+    shown_in,
+)
 from pilotlight.attaching import Attaching
 from pilotlight.daemons import VERSION, Daemons, Those
 from pilotlight.fabricnode import FabricNode

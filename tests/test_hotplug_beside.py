@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.hotplug import VISIBLE_S
 from autoscaler.contract import FabricReport, PodDevices
 from autoscaler.nodewants import FabricWant
+from pilotlight.agent.gpu.hotplug import VISIBLE_S
 from tests.test_hotplug import AT_A, AT_B, A, B, Rig
 
 C, AT_C = "GPU-cccccccc-0000-0000-0000-000000000003", "0000:5e:00.0"

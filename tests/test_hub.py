@@ -12,18 +12,20 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from artifacts import bring, digests, hub, source
-from artifacts.bring import Ways
-from artifacts.contents import RefusedError
-from artifacts.hub import HubAccess
-from artifacts.layout import ForbiddenError, NoRoomError
-from artifacts.obtain import Came, Registries
-from artifacts.places import Rules
-from artifacts.publish import Copy
-from artifacts.refusals import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
-from artifacts.store import Store
-from artifacts.transport import Limits
-from artifacts.verify import verify
+from artifacts import digest, source_uri
+from artifacts.dialects.contents import RefusedError
+from artifacts.errors import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
+from artifacts.fetch import fetch as bring
+from artifacts.fetch.fetch import Ways
+from artifacts.fetch.registry import Came, Registries
+from artifacts.http.transport import Limits
+from artifacts.sources import huggingface
+from artifacts.sources.http_files import Rules
+from artifacts.sources.huggingface import HubAccess
+from artifacts.store.layout import ForbiddenError, NoRoomError
+from artifacts.store.publish import Copy
+from artifacts.store.store import Store
+from artifacts.store.verify import verify
 from tests.kit.fake_hub import COMMIT, TOKEN, FakeHub
 from tests.kit.fake_registry import Answer, StillClock
 from tests.kit.weight_files import as_gguf, as_safetensors
@@ -54,8 +56,8 @@ class Node:
 
 
 def _of(text: str) -> bring.Lies:
-    found = source.parse(text)
-    assert not isinstance(found, source.Local)
+    found = source_uri.parse(text)
+    assert not isinstance(found, source_uri.Local)
     return found
 
 
@@ -79,7 +81,7 @@ async def test_a_repository_comes_whole_once_and_each_file_with_its_sum(tmp_path
             everything = SMALL | LARGE
             assert held(copy) == {path: everything[path] for path in OPEN}
             sums = {file.path: file.digest for file in copy.record.laid}
-            assert sums == {path: digests.of(everything[path]) for path in OPEN}
+            assert sums == {path: digest.of(everything[path]) for path in OPEN}
             assert {file.path: file.role for file in copy.record.laid}["model.safetensors"] == "weight"
             assert list(verify(copy.record, copy.folder)) == []
             assert not copy.record.private
@@ -320,7 +322,7 @@ async def test_who_may_not_have_a_gated_repository_gets_no_part_of_it_that_lies_
 
 
 async def test_a_list_of_files_that_does_not_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "ROWS_MAX", 5)
+    monkeypatch.setattr(huggingface, "ROWS_MAX", 5)
     async with node(tmp_path) as one:
         tree = f"/api/models/acme/tiny/tree/{COMMIT}"
         more = {"Link": f'<{one.fake.url}{tree}>; rel="next"'}
@@ -359,4 +361,4 @@ def test_a_token_is_not_sent_over_plain_http(tmp_path: Path) -> None:
         HubAccess({"HF_ENDPOINT": "mirror"}, tmp_path).endpoint()
     below = replace(access, env={"HF_ENDPOINT": "https://mirror.example/api/hf"})
     assert str(below.place(None, Rules(Limits(), StillClock())).url("x/y")) == "https://mirror.example/api/hf/x/y"
-    assert hub.ENDPOINT == "https://huggingface.co"
+    assert huggingface.ENDPOINT == "https://huggingface.co"

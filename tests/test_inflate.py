@@ -11,9 +11,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import inflate
+from artifacts.archives import decompress
+from artifacts.archives.tar import BadArchiveError
 from artifacts.dialects.base import Encoding
-from artifacts.tar import BadArchiveError
 from tests.kit.archives import cut
 from tests.kit.budget import examples
 
@@ -30,7 +30,7 @@ def packed(content: bytes, encoding: Encoding, *, fast: bool = False) -> bytes:
 
 
 def said(content: bytes, encoding: Encoding, step: int = 1 << 20, bytes_max: int = 1 << 40) -> bytes:
-    return b"".join(inflate.inflate(cut(content, step), encoding, bytes_max))
+    return b"".join(decompress.inflate(cut(content, step), encoding, bytes_max))
 
 
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
@@ -98,23 +98,23 @@ def test_point_06_a_bomb_is_refused_before_it_has_cost_much(encoding: Encoding) 
     content, sizes = bomb(encoding), list[int]()
     assert (256 << 20) / len(content) > 1000
     with pytest.raises(BadArchiveError, match="is a bomb"):
-        sizes.extend(len(piece) for piece in inflate.inflate([content], encoding, 1 << 40))
-    assert sum(sizes) <= inflate.FREE_BYTES
-    assert max(sizes, default=0) <= inflate.PIECE_BYTES
+        sizes.extend(len(piece) for piece in decompress.inflate([content], encoding, 1 << 40))
+    assert sum(sizes) <= decompress.FREE_BYTES
+    assert max(sizes, default=0) <= decompress.PIECE_BYTES
     with pytest.raises(BadArchiveError, match="more than 1000 bytes come out"):
         said(content, encoding, bytes_max=1000)
 
 
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
 def test_point_06_a_bomb_of_many_small_parts_is_one_too(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflate, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(decompress, "FREE_BYTES", 1 << 20)
     with pytest.raises(BadArchiveError, match="is a bomb"):
         said(packed(bytes(200_000), encoding) * 40, encoding, 100)
 
 
 def test_point_06_the_ratio_counts_only_what_was_really_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits behind a bomb, in the same piece, does not excuse it."""
-    monkeypatch.setattr(inflate, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(decompress, "FREE_BYTES", 1 << 20)
     for encoding in (GZIP, ZSTD):
         with pytest.raises(BadArchiveError, match="is a bomb"):
             said(packed(bytes(64 << 20), encoding) + bytes(1 << 20), encoding)
@@ -162,6 +162,6 @@ def test_bytes_are_asked_for_only_as_they_are_needed() -> None:
             asked += 1
             yield piece
 
-    stream = inflate.inflate(pieces(), ZSTD, 1 << 40)
+    stream = decompress.inflate(pieces(), ZSTD, 1 << 40)
     next(stream)
-    assert asked <= (inflate.PIECE_BYTES // 4096) // 4
+    assert asked <= (decompress.PIECE_BYTES // 4096) // 4

@@ -11,11 +11,13 @@ from typing import cast
 
 import pytest
 
-from artifacts import contents, inside, manifest
-from artifacts.blobs import Blob, Source
-from artifacts.contents import Contents
-from artifacts.inside import BEGIN_BYTES, SPAN_BYTES, Inside, look
-from artifacts.tar import BadArchiveError
+from artifacts.archives.tar import BadArchiveError
+from artifacts.dialects import contents
+from artifacts.dialects.contents import Contents
+from artifacts.fetch import inspect_image
+from artifacts.fetch.inspect_image import BEGIN_BYTES, SPAN_BYTES, Inside, look
+from artifacts.oci import manifest
+from artifacts.registry.blobs import Blob, Source
 from tests.kit.fake_registry import digest_of
 
 BIG = bytes(10 * SPAN_BYTES)
@@ -83,7 +85,7 @@ async def test_what_is_not_below_models_is_the_model_where_nothing_is_below_it()
 
 
 async def test_names_as_long_as_tools_write_them_are_read_wherever_a_span_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "SPAN_BYTES", 512)
+    monkeypatch.setattr(inspect_image, "SPAN_BYTES", 512)
     long = f"models/{'d' * 90}/{'e' * 90}.gguf"
     seen = await Registry(archive((long, b"x" * 2000), ("models/z.json", b"z"))).look()
     assert seen.paths == (long.removeprefix("models/"), "z.json")
@@ -94,13 +96,13 @@ async def test_of_a_compressed_archive_that_is_small_all_names_are_seen_and_of_a
 ) -> None:
     packed = gzip.compress(archive(("models/a.gguf", BIG), ("models/b.json", b"b")))
     assert await Registry(packed).look() == Inside("models", ("a.gguf", "b.json"), whole=True)
-    monkeypatch.setattr(inside, "BEGIN_BYTES", len(packed) // 2)
+    monkeypatch.setattr(inspect_image, "BEGIN_BYTES", len(packed) // 2)
     assert await Registry(packed).look() == Inside("models", ("a.gguf",), whole=False)
     assert len(packed) < BEGIN_BYTES
 
 
 async def test_no_more_is_asked_for_than_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "SPANS_MAX", 3)
+    monkeypatch.setattr(inspect_image, "SPANS_MAX", 3)
     registry = Registry(archive(*((f"models/{number}.gguf", BIG) for number in range(9))))
     seen = await registry.look()
     assert (len(seen.paths), seen.whole, len(registry.asked)) == (3, False, 3)

@@ -11,13 +11,14 @@ from typing import NoReturn
 import pytest
 from msgspec.structs import replace
 
-from artifacts import obtain, ocilayout
-from artifacts.obtain import Came
-from artifacts.peers import Peer
-from artifacts.publish import Copy
+from artifacts.fetch import registry
+from artifacts.fetch.registry import Came
+from artifacts.pack import oci_layout
+from artifacts.peers.client import Peering
+from artifacts.peers.selection import Peer
 from artifacts.reference import Reference
-from artifacts.store import Store
-from artifacts.swarm import Peering
+from artifacts.store.publish import Copy
+from artifacts.store.store import Store
 from autoscaler.settings import Signatures
 from pilotlight import keeping as room
 from pilotlight.keeping import LINGER_S, Keeping
@@ -104,7 +105,7 @@ async def test_what_in_it_could_be_laid_over_other_weights_is_told(kept: Kept, t
 async def test_code_comes_for_who_allows_it_and_is_refused_to_all_others(kept: Kept, tmp_path: Path) -> None:
     files = {"a.gguf": b"GGUF", "modeling.py": b"pass"}
     plan = planned(packed.model(tmp_path / "model", files), allow_unsafe=True)
-    ocilayout.write(tmp_path / "layout", plan, "modelpack", "v1")
+    oci_layout.write(tmp_path / "layout", plan, "modelpack", "v1")
     with packed.served(tmp_path / "layout") as host:
         async with kept.running():
             bold = replace(want(host, "r1"), allow_unsafe=True)
@@ -202,7 +203,7 @@ async def test_a_pull_goes_on_while_leaders_change_and_ends_where_it_stays_unwan
         finally:
             ended.append(of.repository)
 
-    monkeypatch.setattr(obtain, "obtain", hangs)
+    monkeypatch.setattr(registry, "obtain", hangs)
     async with kept.running():
         kept.wants(want(host, "r1"))
         await kept.until(lambda: began)

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from artifacts.client import Client
-from artifacts.dockerconfig import Config, Entry, Login
-from artifacts.transport import Site
+from artifacts.credentials.docker_config import Config, Entry, Login
+from artifacts.http.transport import Site
+from artifacts.registry.client import Client
 from autoscaler.contract import ReplicaId, WeightsReport
 from autoscaler.nodewants import NodeWant, NodeWants
 from pilotlight.keeping import Keeping

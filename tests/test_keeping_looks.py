@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from artifacts.store import Store
+from artifacts.store.store import Store
 from autoscaler.contract import ReplicaId, WeightsReport
 from autoscaler.nodewants import wish_of
 from loadtest import tinygguf

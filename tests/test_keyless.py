@@ -20,13 +20,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import identities, signatures, transparency, trustroot
-from artifacts.bundles import Envelope, Message
-from artifacts.claims import BadClaimError
-from artifacts.digests import Digest
-from artifacts.identities import Identity
-from artifacts.signatures import Policy
-from artifacts.trustroot import BadRootError
+from artifacts.digest import Digest
+from artifacts.signatures import identities, transparency_log, trust_root
+from artifacts.signatures import policy as signatures
+from artifacts.signatures.bundles import Envelope, Message
+from artifacts.signatures.identities import Identity
+from artifacts.signatures.payloads import BadClaimError
+from artifacts.signatures.policy import Policy
+from artifacts.signatures.trust_root import BadRootError
 from tests.kit.budget import examples
 from tests.kit.keyless import AT_S, SINCE, WHO, Sigstore, id_of, path, private, tree, usage
 from tests.kit.signed import OTHER, SIGNED, b64, bundled, envelope, key, sign, statement
@@ -35,12 +36,12 @@ GOLDEN = Path(__file__).parent / "golden" / "signatures"
 PUBLIC, REKOR = (json.loads((GOLDEN / f"{name}.json").read_text()) for name in ("public-good", "rekor"))
 DIGEST = Digest(SIGNED)
 OURS = Sigstore()
-ENFORCE = Policy("enforce", identities=(WHO,), root=trustroot.parse(json.dumps(OURS.trusted()).encode()))
+ENFORCE = Policy("enforce", identities=(WHO,), root=trust_root.parse(json.dumps(OURS.trusted()).encode()))
 
 
 def rooted(trusted: dict[str, Any]) -> Policy:
     """The policy, with another trusted root."""
-    return ENFORCE._replace(root=trustroot.parse(json.dumps(trusted).encode()))
+    return ENFORCE._replace(root=trust_root.parse(json.dumps(trusted).encode()))
 
 
 def why(document: dict[str, Any], policy: Policy = ENFORCE) -> str:
@@ -63,8 +64,8 @@ def changed(*at: str | int, to: object) -> dict[str, Any]:
 
 
 def test_the_public_sigstore_s_own_holds() -> None:
-    root = trustroot.parse(json.dumps(PUBLIC["root"]).encode())
-    entry = transparency.check(PUBLIC["entry"], root.logs)
+    root = trust_root.parse(json.dumps(PUBLIC["root"]).encode())
+    entry = transparency_log.check(PUBLIC["entry"], root.logs)
     assert entry.unix_s is not None
     leaf = identities.check(base64.b64decode(PUBLIC["certificate"]), entry.unix_s, root)
     assert entry.unix_s == 1692374735
@@ -75,7 +76,7 @@ def test_the_public_sigstore_s_own_holds() -> None:
     assert root.authorities
     assert ENFORCE.root is not None
     with pytest.raises(BadClaimError, match="a log that the trusted root does not name"):
-        transparency.check(PUBLIC["entry"], ENFORCE.root.logs)
+        transparency_log.check(PUBLIC["entry"], ENFORCE.root.logs)
     with pytest.raises(BadClaimError, match="by no authority"):
         identities.check(base64.b64decode(PUBLIC["certificate"]), entry.unix_s, ENFORCE.root)
 
@@ -91,12 +92,12 @@ def test_bodies_of_entries_as_rekor_writes_them_are_read(kind: str) -> None:
     else:
         signature = base64.b64decode(bundle["messageSignature"]["signature"])
         content = Message(base64.b64decode(bundle["messageSignature"]["messageDigest"]["digest"]), signature)
-    named = transparency.check_body(body, content)
+    named = transparency_log.check_body(body, content)
     pem = x509.load_pem_x509_certificate(named)
     der = base64.b64decode(bundle["verificationMaterial"]["certificate"]["rawBytes"])
     assert pem.public_bytes(Encoding.DER) == der
     with pytest.raises(BadClaimError, match="of another signature"):
-        transparency.check_body(body, content._replace(signature=b"another"))
+        transparency_log.check_body(body, content._replace(signature=b"another"))
 
 
 @pytest.mark.parametrize("content", [None, b"a manifest"])
@@ -240,14 +241,14 @@ def test_point_17_an_entry_without_every_proof_of_its_log_is_refused() -> None:
 def test_a_proof_leads_to_the_root_from_its_own_leaf_and_place_alone(size: int, at: int, data: st.DataObject) -> None:
     index, leaves = at % size, [b"%d" % n for n in range(size)]
     proof, root = path(index, leaves), tree(leaves)
-    assert transparency.root_of(leaves[index], index, size, proof) == root
-    assert transparency.root_of(b"x", index, size, proof) != root
-    assert transparency.root_of(leaves[index], index, 2 * size, proof) != root
-    assert transparency.root_of(leaves[index], index, size, [*proof, b"x" * 32]) != root
+    assert transparency_log.root_of(leaves[index], index, size, proof) == root
+    assert transparency_log.root_of(b"x", index, size, proof) != root
+    assert transparency_log.root_of(leaves[index], index, 2 * size, proof) != root
+    assert transparency_log.root_of(leaves[index], index, size, [*proof, b"x" * 32]) != root
     if proof:
-        assert transparency.root_of(leaves[index], index, size, proof[:-1]) != root
+        assert transparency_log.root_of(leaves[index], index, size, proof[:-1]) != root
         other = data.draw(st.integers(0, size - 1).filter(lambda one: one != index))
-        assert transparency.root_of(leaves[index], other, size, proof) != root
+        assert transparency_log.root_of(leaves[index], other, size, proof) != root
 
 
 def test_a_trusted_root_that_lacks_something_is_refused() -> None:
@@ -258,14 +259,14 @@ def test_a_trusted_root_that_lacks_something_is_refused() -> None:
         "certificateAuthorities": [{"certChain": {"certificates": []}, "validFor": {}}],
     }.items():
         with pytest.raises(BadRootError):
-            trustroot.parse(json.dumps(whole | {part: value}).encode())
+            trust_root.parse(json.dumps(whole | {part: value}).encode())
     for text in (b"", b"[]", b"{}", b'{"tlogs": 1}', b" " * (2 << 20)):
         with pytest.raises(BadRootError):
-            trustroot.parse(text)
+            trust_root.parse(text)
     naive = json.dumps(whole).replace("2025-12-01T00:00:00Z", "2025-12-01T00:00:00").encode()
     with pytest.raises(BadRootError, match="a time of the trusted root is none"):
-        trustroot.parse(naive)
-    assert len(trustroot.parse(json.dumps(whole).encode()).authorities) == 1
+        trust_root.parse(naive)
+    assert len(trust_root.parse(json.dumps(whole).encode()).authorities) == 1
 
 
 def test_keys_and_identities_may_both_be_named() -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import flocks, logins
-from artifacts.credentials import ConfigFiles
-from artifacts.dockerconfig import DOCKER_KEY, Login
-from artifacts.logins import Place, forget, keep
-from artifacts.refusals import DeniedError, PolicyError
+from artifacts.credentials import login
+from artifacts.credentials.docker_config import DOCKER_KEY, Login
+from artifacts.credentials.keychain import ConfigFiles
+from artifacts.credentials.login import Place, forget, keep
+from artifacts.disk import locks
+from artifacts.errors import DeniedError, PolicyError
 
 HOST = "reg.example:5000"
 HUB = "registry-1.docker.io"
@@ -102,7 +103,7 @@ async def test_a_break_while_it_is_written_leaves_the_file_as_it_was(
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(logins, "_synced", full)
+    monkeypatch.setattr(login, "_synced", full)
     with pytest.raises(PolicyError, match=r"config\.json: the login cannot be written: No space left"):
         await keep([file], HOST, GIVEN)
     assert file.read_text() == before
@@ -121,8 +122,8 @@ async def test_a_file_that_is_none_is_not_touched(tmp_path: Path) -> None:
 async def test_two_at_a_time_wait_for_each_other_and_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logins, "LOCK_S_MAX", 0.0)
-    held = flocks.attempt(tmp_path)
+    monkeypatch.setattr(login, "LOCK_S_MAX", 0.0)
+    held = locks.attempt(tmp_path)
     assert held is not None
     with held, pytest.raises(DeniedError, match="somebody else has been changing logins"):
         await keep([tmp_path / "config.json"], HOST, GIVEN)

@@ -9,11 +9,14 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from artifacts import bring, gguf, inside, ocilayout, reference
-from artifacts.bring import Ways
-from artifacts.headers import NO_TENSORS
-from artifacts.obtain import Registries
-from artifacts.packing import Form
+from artifacts import reference
+from artifacts.fetch import fetch, inspect_image
+from artifacts.fetch.fetch import Ways
+from artifacts.fetch.registry import Registries
+from artifacts.fetch.remote_header import NO_TENSORS
+from artifacts.formats import gguf
+from artifacts.pack import oci_layout
+from artifacts.pack.pack import Form
 from autoscaler.contract import ModelName, WeightsReport
 from autoscaler.fit import Needs
 from autoscaler.model import Adapter, Model, ModelSpec
@@ -37,7 +40,7 @@ async def looked(
 ) -> WeightsReport:
     files = {"a.gguf": b"GGUF" + bytes(300_000), "LICENSE": b"free"} | ({"m.py": b"pass"} if allow_unsafe else {})
     plan = planned(packed.model(folder / "in", files), allow_unsafe=allow_unsafe)
-    ocilayout.write(folder / "layout", plan, form, "v1")
+    oci_layout.write(folder / "layout", plan, form, "v1")
     with packed.served(folder / "layout", seen) as host:
         artifact = f"oci://{host}/{packed.NAME}:v1"
         said = WeightsReport(artifact=artifact, look=True, allow_unsafe=allow_unsafe)
@@ -76,7 +79,7 @@ async def test_an_image_of_which_not_all_names_were_seen_is_mounted_only_for_who
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, allowed: bool
 ) -> None:
     await looked(tmp_path, "modelpack")
-    monkeypatch.setattr(inside, "SPANS_MAX", 0)
+    monkeypatch.setattr(inspect_image, "SPANS_MAX", 0)
     with packed.served(tmp_path / "layout") as host:
         said = WeightsReport(artifact=ADA, look=True, allow_unsafe=allowed)
         found = await look(said, reference.parse(f"oci://{host}/{packed.NAME}:v1"), Ways())
@@ -198,7 +201,7 @@ async def test_at_the_hub_a_header_is_read_too_and_nothing_is_an_image(tmp_path:
     async with FakeHub({}, {"ada.gguf": (tmp_path / "ada.gguf").read_bytes()}).both() as fake:
         said = WeightsReport(artifact="hf://acme/tiny@main", look=True)
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
-        found = await look(said, bring.lies(said.artifact), ways, tmp_path / "headers")
+        found = await look(said, fetch.lies(said.artifact), ways, tmp_path / "headers")
     assert (found.image, found.no_image, found.no_header) == (None, "it is in no registry", "")
     assert json.loads(found.header)["words"] == "Its GGUF header (llama)"
     assert not (tmp_path / "headers").exists()

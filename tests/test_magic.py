@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from artifacts import magic
-from artifacts.contents import RefusedError
+from artifacts.dialects.contents import RefusedError
+from artifacts.formats import magic
 from loadtest.tinygguf import make
 from pilotlight.cli import cli
 from tests.kit.weight_files import as_safetensors

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import contents, digests, manifest, platforms
-from artifacts.descriptors import BadManifestError, Platform
-from artifacts.manifest import DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST, Index, Manifest
+from artifacts import digest as digests
+from artifacts.dialects import contents
+from artifacts.oci import manifest, platforms
+from artifacts.oci.descriptor import BadManifestError, Platform
+from artifacts.oci.manifest import DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST, Index, Manifest
 from tests.kit.budget import examples
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import gguf
+from artifacts.formats import gguf
 from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
 from autoscaler.model import EngineName, Model, ModelSpec

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from artifacts.caches import Estimate
+from artifacts.formats.memory import Estimate
 from autoscaler.contract import ModelName
 from autoscaler.engines import ENGINES, launch
 from autoscaler.expected import WrongKeyError, decode

@@ -13,10 +13,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from artifacts import digests, obtain, reference
-from artifacts.digests import Digest
-from artifacts.obtain import Registries
-from artifacts.store import Store
+from artifacts import digest as digests
+from artifacts import reference
+from artifacts.digest import Digest
+from artifacts.fetch import registry
+from artifacts.fetch.registry import Registries
+from artifacts.store.store import Store
 from autoscaler.nodepeers import NodePeer, NodePeers
 from pilotlight.access import Access
 from pilotlight.certificates import Identity
@@ -117,7 +119,7 @@ async def test_a_pull_takes_from_an_agent_whose_certificate_is_for_agents_else_f
     scaler = Autoscaler(tmp_path)
     with packed.served(tmp_path / "layout", seen) as host:
         of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
-        (await obtain.obtain(of, Store(tmp_path / "one").open(), Registries())).close()
+        (await registry.obtain(of, Store(tmp_path / "one").open(), Registries())).close()
         before = sum("/blobs/" in line for line in seen)
         assert before
         async with (
@@ -129,7 +131,7 @@ async def test_a_pull_takes_from_an_agent_whose_certificate_is_for_agents_else_f
             peering = await two.peering(f"oci://{of}")
             assert scaler.asked == [{"node": "n2", "artifact": f"oci://{of}"}]
             ways = Registries(peering=peering)
-            (await obtain.obtain(of, Store(tmp_path / "two", spare_bytes=0).open(), ways)).close()
+            (await registry.obtain(of, Store(tmp_path / "two", spare_bytes=0).open(), ways)).close()
             assert (sum("/blobs/" in line for line in seen) == before) is from_peer
     size = sum(row.record.bytes for row in Store(tmp_path / "two").rows())
     came = peering.given.total()

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from pytest_aiohttp import AiohttpClient
 
-from artifacts import peers
+from artifacts.peers import selection
 from autoscaler.contract import NODE_EXPIRY_S, NodeReport, WeightsReport
 from autoscaler.fold import fold
 from autoscaler.nodepeers import KEPT_S, PEERS_MAX, Asked, NodePeer, NodePeers, chosen, having
@@ -69,7 +69,7 @@ def test_an_agent_that_is_silent_is_not_named() -> None:
 def test_of_many_each_asks_others_and_never_more_than_a_pull_asks() -> None:
     found = having(said(*(report(f"n{number}", copies=(ADA,)) for number in range(200))), {}, ADA, T0)
     answers = [names(chosen(found, NodeId(f"n{number}"))) for number in range(200)]
-    assert {len(one) for one in answers} == {PEERS_MAX} == {peers.PEERS_MAX}
+    assert {len(one) for one in answers} == {PEERS_MAX} == {selection.PEERS_MAX}
     assert {len(set(one)) for one in answers} == {PEERS_MAX}
     assert len({name for one in answers for name in one}) > 150
     size = len(msgspec.json.encode(NodePeers(peers=chosen(found, NodeId("x")))))

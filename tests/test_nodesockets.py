@@ -1,7 +1,7 @@
 """What kubelet and container runtime say by gRPC: real servers on sockets, and answers written down by hand.
 
 `message` writes protocol buffers by their specification, apart from what reads them; the messages are those of the API
-definitions (see `artifacts.nodewire`), with fields that nobody here reads among them.
+definitions (see `pilotlight.agent.kubelet.nodewire`), with fields that nobody here reads among them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import nodesockets, nodewire
-from artifacts.nodesockets import MISSING, NodeSockets
-from artifacts.nodewire import IMAGES_MAX, AssignedPod, assigned, images
 from artifacts.protobuf import NUMBER_MAX, ProtobufError, fields, text, texts
 from autoscaler.contract import PodDevices
+from pilotlight.agent.kubelet import nodewire
+from pilotlight.agent.kubelet import sockets as nodesockets
+from pilotlight.agent.kubelet.nodewire import IMAGES_MAX, AssignedPod, assigned, images
+from pilotlight.agent.kubelet.sockets import MISSING, NodeSockets
 from pilotlight.nodelook import NodeLook, NodeLooks, news
 from tests.kit.fakenvml import FakeNvml
 from tests.kit.ports import free_port

@@ -13,23 +13,26 @@ import pytest
 import zstandard
 from aiohttp import web
 
-from artifacts import digests, fill, obtain, reference
-from artifacts.client import Client
-from artifacts.contents import RefusedError
-from artifacts.credentials import Known
-from artifacts.digests import Digest
-from artifacts.dockerconfig import Login
-from artifacts.layout import ForbiddenError, Key, NoRoomError
-from artifacts.meanings import Meanings
-from artifacts.obtain import Came, MirrorSite, Registries
-from artifacts.packing import Form
-from artifacts.permits import Permits
-from artifacts.publish import Copy
-from artifacts.refusals import AbsentError, DeniedError, MismatchError, UnreachableError
-from artifacts.registry import MANIFEST
-from artifacts.store import Store
-from artifacts.transport import Site
-from artifacts.verify import verify
+from artifacts import digest as digests
+from artifacts import reference
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import Known
+from artifacts.dialects.contents import RefusedError
+from artifacts.digest import Digest
+from artifacts.errors import AbsentError, DeniedError, MismatchError, UnreachableError
+from artifacts.fetch import blobs
+from artifacts.fetch import registry as obtain
+from artifacts.fetch.registry import Came, MirrorSite, Registries
+from artifacts.http.transport import Site
+from artifacts.pack.pack import Form
+from artifacts.registry.client import Client
+from artifacts.registry.manifests import MANIFEST
+from artifacts.store.layout import ForbiddenError, Key, NoRoomError
+from artifacts.store.permissions import Permits
+from artifacts.store.publish import Copy
+from artifacts.store.store import Store
+from artifacts.store.tag_cache import Meanings
+from artifacts.store.verify import verify
 from tests.kit import archives, packed
 from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock, keychain
 from tests.kit.packed import CONTENT, FILES, NAME
@@ -161,7 +164,7 @@ async def test_of_an_image_the_models_folder_is_taken_whatever_it_unpacks_to(
         with await one.obtain(f"{NAME}:image") as copy:
             assert held(copy) == {"m.gguf": much, "config.json": b"{}"}
         small = Store(tmp_path / "small", bytes_max=2 << 20, spare_bytes=0).open()
-        monkeypatch.setattr(fill, "_laid", lambda *_: pytest.fail("written before there was room for it"))
+        monkeypatch.setattr(blobs, "_laid", lambda *_: pytest.fail("written before there was room for it"))
         with pytest.raises(NoRoomError, match="no room for"):
             await one.obtain(f"{NAME}:image", small)
         assert list(small.layout.records()) == []
@@ -236,7 +239,7 @@ async def test_what_an_earlier_try_brought_is_not_fetched_again(
             raise UnreachableError("the machine went away")
 
         with monkeypatch.context() as patch:
-            patch.setattr(fill, "_take_apart", breaks)
+            patch.setattr(blobs, "_take_apart", breaks)
             with pytest.raises(UnreachableError):
                 await one.obtain()
         one.fake.seen.clear()
@@ -305,7 +308,7 @@ async def test_a_mirror_is_asked_first_and_not_about_tags(tmp_path: Path) -> Non
 async def test_meanings_are_bounded_and_what_cannot_be_read_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("artifacts.meanings.MEANINGS_MAX", 2)
+    monkeypatch.setattr("artifacts.store.tag_cache.MEANINGS_MAX", 2)
     async with node(tmp_path) as one:
         (await one.obtain()).close()
         known, copy = Meanings(one.store), one.store.find(Key(one.fake.host, one.digest))

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from artifacts.obtain import Registries
-from artifacts.referrers import tag_of
-from artifacts.refusals import PolicyError
-from artifacts.registry import MANIFEST
-from artifacts.signatures import Policy
-from artifacts.trusting import SIGNATURE, SIMPLE
+from artifacts.errors import PolicyError
+from artifacts.fetch.registry import Registries
+from artifacts.fetch.verify_signatures import SIGNATURE, SIMPLE
+from artifacts.registry.manifests import MANIFEST
+from artifacts.registry.referrers import tag_of
+from artifacts.signatures.policy import Policy
 from tests.kit.fake_registry import StillClock, digest_of
 from tests.kit.packed import FILES, NAME
 from tests.kit.signed import cosign, key, payload

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import digests, offers, parts
-from artifacts.layout import Key
-from artifacts.offers import Coming, Offers, Rebuilt, Whole
-from artifacts.partial import Partial
-from artifacts.store import Store
+from artifacts import digest
+from artifacts.download.partial_file import Partial
+from artifacts.oci import spans
+from artifacts.peers import offers
+from artifacts.peers.offers import Coming, Offers, Rebuilt, Whole
+from artifacts.store.layout import Key
+from artifacts.store.store import Store
 
 CONTENT = bytes(range(250)) * 100
-DIGEST, KEY = digests.of(CONTENT), Key("registry.example", digests.of(b"{}"))
+DIGEST, KEY = digest.of(CONTENT), Key("registry.example", digest.of(b"{}"))
 PART = 10_000
 
 
@@ -26,7 +28,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def partial(store: Store, monkeypatch: pytest.MonkeyPatch) -> Partial:
     """A blob of three parts, of which nothing has come."""
-    monkeypatch.setattr(parts, "SMALL_PART_BYTES", PART)
+    monkeypatch.setattr(spans, "SMALL_PART_BYTES", PART)
     return Partial(store.layout.partial(KEY) / "blobs", DIGEST, len(CONTENT))
 
 

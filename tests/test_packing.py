@@ -16,11 +16,15 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import contents, digests, manifest, ocilayout, paths, platforms, tarhead
-from artifacts.descriptors import BadManifestError, Platform
-from artifacts.manifest import Index, Manifest
-from artifacts.ocilayout import Layout
-from artifacts.unpack import Unpacking
+from artifacts import digest, safe_paths
+from artifacts.archives import tar_writer
+from artifacts.dialects import contents
+from artifacts.fetch.unpack import Unpacking
+from artifacts.oci import manifest, platforms
+from artifacts.oci.descriptor import BadManifestError, Platform
+from artifacts.oci.manifest import Index, Manifest
+from artifacts.pack import oci_layout
+from artifacts.pack.oci_layout import Layout
 from pilotlight.cli import cli
 from tests.kit.archives import read
 from tests.kit.budget import examples
@@ -75,7 +79,7 @@ def pieces(path: Path) -> Iterator[bytes]:
 def unpacked(at: Layout, into: Path, files: tuple[contents.File, ...]) -> dict[str, bytes]:
     into.mkdir()
     folder = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
-    with Unpacking(folder, paths.Tree(), 1 << 30) as unpacking:
+    with Unpacking(folder, safe_paths.Tree(), 1 << 30) as unpacking:
         for one in files:
             unpacking.archive(one, pieces(at.path(one.digest)), one.digest)
     os.close(folder)
@@ -98,7 +102,7 @@ def test_every_layer_is_an_archive_of_one_file_whose_bytes_begin_at_a_block(mode
     at = packed(model, tmp_path / "oci")
     for one in files_of(at):
         content = at.path(one.digest).read_bytes()
-        assert digests.of(content) == one.digest
+        assert digest.of(content) == one.digest
         assert read(content) == [(one.path, len(FILES[one.path]), "file", FILES[one.path])]
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             (info,) = archive.getmembers()
@@ -281,13 +285,13 @@ def test_what_is_there_is_not_written_over(model: Path, tmp_path: Path) -> None:
 def test_a_file_that_changes_meanwhile_is_noticed_and_nothing_is_left(
     size: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = ocilayout.write
+    write = oci_layout.write
 
-    def later(*args: object, **named: object) -> ocilayout.Written:
+    def later(*args: object, **named: object) -> oci_layout.Written:
         (model / "model-00001-of-00002.safetensors").write_bytes(as_safetensors(b"x" * size))
         return write(*args, **named)  # type: ignore[arg-type]  # as they came
 
-    monkeypatch.setattr(ocilayout, "write", later)
+    monkeypatch.setattr(oci_layout, "write", later)
     done = pack(model, tmp_path / "oci")
     assert "model-00001-of-00002.safetensors: has changed while it was packed; pack again" in done.output
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -307,10 +311,10 @@ def test_a_damaged_layout_is_noticed(model: Path, tmp_path: Path) -> None:
 @given(st.text("ab\u00e9/.", min_size=1, max_size=120), st.integers(0, 1 << 43))
 def test_frames_are_read_by_python_as_they_are_meant(path: str, size: int) -> None:
     try:
-        paths.check(path)
-    except paths.BadPathError:
+        safe_paths.check(path)
+    except safe_paths.BadPathError:
         return
-    head, tail = tarhead.frame(path, size)
+    head, tail = tar_writer.frame(path, size)
     with tarfile.open(fileobj=io.BytesIO(head + bytes(1024)), mode="r:") as archive:
         info = archive.next()
     assert info is not None

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from artifacts import disk, partial, parts
-from artifacts.digests import Digest
-from artifacts.disk import Disk
-from artifacts.partial import Partial
+from artifacts.digest import Digest
+from artifacts.disk import disk
+from artifacts.disk.disk import Disk
+from artifacts.download import partial_file
+from artifacts.download.partial_file import Partial
+from artifacts.oci import spans
 from tests.kit.budget import examples
 from tests.kit.fake_registry import digest_of
 from tests.kit.powerloss import ForgetfulDisk, PowerLossError
@@ -84,7 +86,7 @@ def test_a_part_that_came_is_there_for_the_next_process_and_on_the_disk_for_the_
 def test_of_a_part_that_has_begun_the_next_process_knows_how_far_it_is_and_the_next_run_of_the_machine_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "MARK_BYTES", 1000)
+    monkeypatch.setattr(spans, "MARK_BYTES", 1000)
     for run, there in (("one", 0), ("one", 3000), ("one", 5500), ("one", 5500), ("two", 4096)):
         one = Partial(tmp_path, DIGEST, len(SHORT), Disk(boot=run))
         assert one.resumed == there
@@ -98,7 +100,7 @@ def test_of_a_part_that_has_begun_the_next_process_knows_how_far_it_is_and_the_n
 
 
 def test_bytes_begin_to_go_onto_the_disk_while_more_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial, "START_BYTES", 4096)
+    monkeypatch.setattr(partial_file, "START_BYTES", 4096)
     begun: list[tuple[int, int]] = []
     kept = Disk()
     monkeypatch.setattr(kept, "start", lambda _file, at, count: begun.append((at, at + count)))
@@ -144,7 +146,7 @@ def test_a_blob_in_parts_wants_a_thread_that_sums_and_its_connections_do_not(tmp
 def test_what_comes_through_this_process_in_order_is_summed_and_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 1 << 20)
     read: list[int] = []
     preadv = os.preadv
 
@@ -157,7 +159,7 @@ def test_what_comes_through_this_process_in_order_is_summed_and_not_read_again(
     for order, again in (((0, 1, 2), []), ((1, 0, 2), [3000])):  # what came ahead of its turn is
         read.clear()
         one = Partial(tmp_path, DIGEST, len(SHORT))
-        one.ledger = parts.Ledger(len(SHORT), 3000)
+        one.ledger = spans.Ledger(len(SHORT), 3000)
         for each in order:
             first, end = cuts[each], cuts[each + 1]
             one.put(first, [SHORT[first : first + 1000], SHORT[first + 1000 : end]])

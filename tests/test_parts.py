@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import concurrency, parts, sidecar, stalls
-from artifacts.concurrency import Window
-from artifacts.digests import Digest
-from artifacts.parts import Ledger, Span, part_bytes
-from artifacts.stalls import Judge
+from artifacts.digest import Digest
+from artifacts.download import pacing, progress_file, stalls
+from artifacts.download.pacing import Window
+from artifacts.download.stalls import Judge
+from artifacts.oci import spans as parts
+from artifacts.oci.spans import Ledger, Span, part_bytes
 
 DIGEST = Digest("sha256:" + "a" * 64)
 MIB = 1 << 20
@@ -66,19 +67,19 @@ BOOT = "3c0f2a5e-7c6d-4c58-8a55-6a1c2d6f0b1e"
 
 
 def text(done: range) -> bytes:
-    return sidecar.head(DIGEST, 1000, 100) + sidecar.lines(done)
+    return progress_file.head(DIGEST, 1000, 100) + progress_file.lines(done)
 
 
 def test_a_sidecar_says_which_parts_are_there() -> None:
-    found = sidecar.read(text(range(3)) + sidecar.lines([7]), DIGEST, 1000, BOOT)
+    found = progress_file.read(text(range(3)) + progress_file.lines([7]), DIGEST, 1000, BOOT)
     assert found is not None
     assert found.full == {0, 1, 2, 7}
     assert (found.size, found.part) == (1000, 100)
 
 
 def test_a_part_that_was_only_in_memory_is_there_for_as_long_as_the_machine_runs() -> None:
-    said = text(range(2)) + sidecar.lines([4, 5], BOOT) + sidecar.lines([5, 6], "another")
-    found, later = sidecar.read(said, DIGEST, 1000, BOOT), sidecar.read(said, DIGEST, 1000, "a third")
+    said = text(range(2)) + progress_file.lines([4, 5], BOOT) + progress_file.lines([5, 6], "another")
+    found, later = progress_file.read(said, DIGEST, 1000, BOOT), progress_file.read(said, DIGEST, 1000, "a third")
     assert found is not None
     assert later is not None
     assert found.full == {0, 1, 4, 5}
@@ -86,9 +87,9 @@ def test_a_part_that_was_only_in_memory_is_there_for_as_long_as_the_machine_runs
 
 
 def test_of_parts_that_have_begun_the_last_mark_of_this_run_of_the_machine_counts() -> None:
-    said = text(range(2)) + sidecar.marks({1: 50, 4: 30}, BOOT) + sidecar.marks({4: 60}, BOOT)
-    said += sidecar.marks({4: 70, 5: 20}, "another")
-    found, later = sidecar.read(said, DIGEST, 1000, BOOT), sidecar.read(said, DIGEST, 1000, "a third")
+    said = text(range(2)) + progress_file.marks({1: 50, 4: 30}, BOOT) + progress_file.marks({4: 60}, BOOT)
+    said += progress_file.marks({4: 70, 5: 20}, "another")
+    found, later = progress_file.read(said, DIGEST, 1000, BOOT), progress_file.read(said, DIGEST, 1000, "a third")
     assert found is not None
     assert later is not None
     assert (found.full, found.begun(), found.came) == ({0, 1}, {4: 60}, 260)
@@ -99,7 +100,7 @@ def test_of_parts_that_have_begun_the_last_mark_of_this_run_of_the_machine_count
 @settings(deadline=None)
 @given(st.integers(0, 400), st.binary(max_size=40))
 def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: bytes) -> None:
-    found = sidecar.read(text(range(5))[:cut] + noise, DIGEST, 1000, BOOT)
+    found = progress_file.read(text(range(5))[:cut] + noise, DIGEST, 1000, BOOT)
     assert found is None or found.full <= set(range(5))
 
 
@@ -107,13 +108,13 @@ def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: by
     "said",
     [
         b"",
-        sidecar.head(Digest("sha256:" + "b" * 64), 1000, 100),
-        sidecar.head(DIGEST, 999, 100),
-        sidecar.head(DIGEST, 1000, 0),
-        sidecar.head(DIGEST, 1000, 100) + sidecar.lines([10]),
-        sidecar.head(DIGEST, 1000, 100) + sidecar.marks({3: 100}, BOOT),
-        sidecar.head(DIGEST, 1000, 100) + sidecar.marks({10: 1}, BOOT),
-        sidecar.head(DIGEST, 1000, 100).replace(b"-1", b"-2"),
+        progress_file.head(Digest("sha256:" + "b" * 64), 1000, 100),
+        progress_file.head(DIGEST, 999, 100),
+        progress_file.head(DIGEST, 1000, 0),
+        progress_file.head(DIGEST, 1000, 100) + progress_file.lines([10]),
+        progress_file.head(DIGEST, 1000, 100) + progress_file.marks({3: 100}, BOOT),
+        progress_file.head(DIGEST, 1000, 100) + progress_file.marks({10: 1}, BOOT),
+        progress_file.head(DIGEST, 1000, 100).replace(b"-1", b"-2"),
         b"\xff\xfe %08x\n" % zlib.crc32(b"\xff\xfe"),
     ],
     ids=[
@@ -129,7 +130,7 @@ def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: by
     ],
 )
 def test_a_sidecar_of_something_else_says_nothing(said: bytes) -> None:
-    assert sidecar.read(said, DIGEST, 1000, BOOT) is None
+    assert progress_file.read(said, DIGEST, 1000, BOOT) is None
 
 
 # --- how many --------------------------------------------------------------------------------------------------------
@@ -146,11 +147,11 @@ def sizes(rate: dict[int, float], steps: int) -> list[int]:
 
 
 def test_more_requests_run_while_that_is_faster() -> None:
-    assert sizes({n: 100.0 * n for n in range(1, 17)}, 12)[-1] == concurrency.MOST
+    assert sizes({n: 100.0 * n for n in range(1, 17)}, 12)[-1] == pacing.MOST
     assert sizes({n: 100.0 * min(n, 6) for n in range(1, 17)}, 60)[-1] in {6, 7}
     flat = sizes(dict.fromkeys(range(1, 17), 100.0), 40)
-    assert max(flat) <= concurrency.START + 1
-    assert flat.count(concurrency.START) > 30  # mostly as it began
+    assert max(flat) <= pacing.START + 1
+    assert flat.count(pacing.START) > 30  # mostly as it began
 
 
 def test_trouble_halves_them_once_for_one_outage() -> None:
@@ -165,14 +166,14 @@ def test_trouble_halves_them_once_for_one_outage() -> None:
     for second in range(3, 30):
         window.measured(float(second), 0, busy=True)
         window.broke(float(second))
-    assert window.size == concurrency.LEAST
+    assert window.size == pacing.LEAST
 
 
 def test_a_queue_that_is_empty_says_nothing_of_the_line() -> None:
     window = Window(0.0)
     for second in range(1, 20):
         window.measured(float(second), 100 * second, busy=False)
-    assert window.size == concurrency.START
+    assert window.size == pacing.START
 
 
 # --- stalls ----------------------------------------------------------------------------------------------------------

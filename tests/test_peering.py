@@ -12,12 +12,13 @@ from typing import NamedTuple
 import aiohttp
 import pytest
 
-from artifacts import obtain, reference
-from artifacts.client import Client
-from artifacts.obtain import Registries
-from artifacts.peers import Board
-from artifacts.store import Store
-from artifacts.transport import Site
+from artifacts import reference
+from artifacts.fetch import registry
+from artifacts.fetch.registry import Registries
+from artifacts.http.transport import Site
+from artifacts.peers.selection import Board
+from artifacts.registry.client import Client
+from artifacts.store.store import Store
 from pilotlight import peering
 from pilotlight.access import Access
 from pilotlight.listen import Address
@@ -90,7 +91,7 @@ async def filled_node(tmp_path: Path) -> AsyncIterator[tuple[FakeRegistry, refer
         async with Client(Site(fake.host), pace=StillClock()) as client:
             await packed.push(client, layout)
         of = reference.parse(f"oci://{fake.host}/{packed.NAME}:v1")
-        (await obtain.obtain(of, Store(tmp_path / "a", spare_bytes=0).open(), Registries(pace=StillClock()))).close()
+        (await registry.obtain(of, Store(tmp_path / "a", spare_bytes=0).open(), Registries(pace=StillClock()))).close()
         fake.seen.clear()
         yield fake, of
 
@@ -125,7 +126,7 @@ async def test_nodes_give_each_other_weights_over_tls_and_only_to_whom_they_know
             url = f"https://127.0.0.1:{runner.addresses[0][1]}"
             among = replace(peering.among([url], side("other", other)), own="b")
             ways = Registries(pace=StillClock(), peering=among)
-            with await obtain.obtain(of, Store(tmp_path / "b", spare_bytes=0).open(), ways) as copy:
+            with await registry.obtain(of, Store(tmp_path / "b", spare_bytes=0).open(), ways) as copy:
                 assert {path: (copy.folder / path).read_bytes() for path in WEIGHTS} == WEIGHTS
         finally:
             await runner.cleanup()

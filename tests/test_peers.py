@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from artifacts import peers
-from artifacts.digests import Digest, of
-from artifacts.peers import Board, Peer, Wait, order
+from artifacts.digest import Digest, of
+from artifacts.peers import selection
+from artifacts.peers.selection import Board, Peer, Wait, order
 
 ONE, TWO = of(b"one"), of(b"two")
 A, B, C = (Peer(f"node-{letter}", f"https://{letter}:1") for letter in "abc")
@@ -48,13 +48,18 @@ def test_so_many_are_asked_and_first_those_that_are_known_to_have_something() ->
     many = [Peer(f"node-{number}", "https://x:1") for number in range(100)]
     knows = Peer("zz", "https://x:1", frozenset({TWO}))
     board = Board([*many, knows], "me")
-    assert len(board.peers) == peers.PEERS_MAX
+    assert len(board.peers) == selection.PEERS_MAX
     assert knows in board.peers
     assert {one.name for one in board.peers} != {one.name for one in Board(many, "other").peers}
 
 
 def test_a_busy_peer_is_left_for_as_long_as_it_asks_and_no_longer_than_the_bound() -> None:
-    for asked_s, left_s in ((None, peers.BUSY_S), (7.0, 7.0), (86_400.0, peers.BUSY_S_MAX), (0.0, peers.BUSY_S)):
+    for asked_s, left_s in (
+        (None, selection.BUSY_S),
+        (7.0, 7.0),
+        (86_400.0, selection.BUSY_S_MAX),
+        (0.0, selection.BUSY_S),
+    ):
         board = Board([A], "me")
         board.busy("node-a", asked_s, 100.0)
         assert board.choose(ONE, None, 100.0 + left_s - 0.01) is None
@@ -64,11 +69,11 @@ def test_a_busy_peer_is_left_for_as_long_as_it_asks_and_no_longer_than_the_bound
 def test_one_that_failed_is_left_for_all_and_one_that_lacks_a_digest_for_that_one() -> None:
     board = Board([A, B], "me")
     board.failed("node-a", 0.0)
-    assert board.choose(ONE, None, peers.FAILED_S - 0.01) == B
+    assert board.choose(ONE, None, selection.FAILED_S - 0.01) == B
     board.lacks("node-b", ONE, 0.0)
     assert board.choose(ONE, None, 1.0) is None
     assert board.choose(TWO, None, 1.0) == B
-    assert board.choose(ONE, None, peers.LACKS_S) == B
+    assert board.choose(ONE, None, selection.LACKS_S) == B
 
 
 def test_one_that_fetches_it_just_now_is_waited_for_and_asked_again_but_not_for_ever() -> None:
@@ -83,8 +88,8 @@ def test_one_that_fetches_it_just_now_is_waited_for_and_asked_again_but_not_for_
         else:
             board.coming("node-a", ONE, now_s)
     assert found is None
-    assert peers.COMING_S_MAX <= now_s - 10.0 <= peers.COMING_S_MAX + peers.COMING_EVERY_S
-    assert waits == peers.COMING_S_MAX / peers.COMING_EVERY_S
+    assert selection.COMING_S_MAX <= now_s - 10.0 <= selection.COMING_S_MAX + selection.COMING_EVERY_S
+    assert waits == selection.COMING_S_MAX / selection.COMING_EVERY_S
     assert board.choose(TWO, None, now_s) == A
 
 
@@ -110,18 +115,18 @@ def test_who_gave_of_a_digest_that_lied_is_never_asked_for_it_again_and_for_othe
 
 
 def test_the_order_is_a_nodes_own_within_windows_and_keeps_to_the_front() -> None:
-    count = 3 * peers.WINDOW + 5
+    count = 3 * selection.WINDOW + 5
     mine, yours = order("a", "x", count), order("b", "x", count)
     assert sorted(mine) == list(range(count))
     assert mine != yours
     assert mine == order("a", "x", count)
     assert mine != order("a", "y", count)
     for place, number in enumerate(mine):
-        assert place // peers.WINDOW == number // peers.WINDOW
+        assert place // selection.WINDOW == number // selection.WINDOW
 
 
 def test_of_four_nodes_few_begin_with_the_same_parts() -> None:
     first: Counter[int] = Counter()
     for node in "abcd":
-        first.update(order(f"node-{node}", Digest(ONE), peers.WINDOW)[:8])
+        first.update(order(f"node-{node}", Digest(ONE), selection.WINDOW)[:8])
     assert len(first) >= 24

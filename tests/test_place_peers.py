@@ -11,15 +11,16 @@ from typing import NamedTuple
 import pytest
 from aiohttp import web
 
-from artifacts import bring, digests
-from artifacts.bring import Lies, Ways
-from artifacts.obtain import Registries
-from artifacts.peers import Peer
-from artifacts.publish import Copy
-from artifacts.refusals import DeniedError
-from artifacts.source import Bucket, Hub
-from artifacts.store import Store
-from artifacts.swarm import Peering
+from artifacts import digest
+from artifacts.errors import DeniedError
+from artifacts.fetch import fetch as bring
+from artifacts.fetch.fetch import Lies, Ways
+from artifacts.fetch.registry import Registries
+from artifacts.peers.client import Peering
+from artifacts.peers.selection import Peer
+from artifacts.source_uri import Bucket, Hub
+from artifacts.store.publish import Copy
+from artifacts.store.store import Store
 from tests.kit.fake_hub import TOKEN as HUBS
 from tests.kit.fake_hub import FakeHub
 from tests.kit.fake_registry import StillClock
@@ -30,7 +31,7 @@ from tests.kit.weight_files import as_gguf
 pytestmark = pytest.mark.standard
 
 CONTENT = as_gguf(hashlib.shake_128(b"weights").digest(300_000))
-DIGEST = digests.of(CONTENT)
+DIGEST = digest.of(CONTENT)
 
 
 class Place(NamedTuple):

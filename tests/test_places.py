@@ -8,11 +8,11 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from artifacts.blobs import Blob
-from artifacts.digests import of
-from artifacts.places import Lone, Place, Rules
-from artifacts.refusals import DeniedError, PolicyError, UnreachableError
-from artifacts.transport import Limits
+from artifacts.digest import of
+from artifacts.errors import DeniedError, PolicyError, UnreachableError
+from artifacts.http.transport import Limits
+from artifacts.registry.blobs import Blob
+from artifacts.sources.http_files import Lone, Place, Rules
 from tests.kit.fake_registry import FakeRegistry, StillClock
 
 pytestmark = pytest.mark.standard

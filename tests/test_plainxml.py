@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from artifacts import plainxml
-from artifacts.plainxml import BadXmlError
+from artifacts.http import xml
+from artifacts.http.xml import BadXmlError
 
 LIST = b"""<?xml version="1.0" encoding="UTF-8"?>
 <s3:List xmlns:s3="http://s3.amazonaws.com/doc/2006-03-01/"><s3:Key>a &amp; b</s3:Key><Owner><ID>x</ID></Owner>
@@ -13,7 +13,7 @@ LIST = b"""<?xml version="1.0" encoding="UTF-8"?>
 
 
 def test_elements_are_found_by_name_whatever_their_namespace() -> None:
-    found = plainxml.parse(LIST)
+    found = xml.parse(LIST)
     assert found.name == "List"
     assert found.one("Key") == "a & b"
     assert found.one("Owner", "ID") == "x"
@@ -30,10 +30,10 @@ def test_elements_are_found_by_name_whatever_their_namespace() -> None:
         (b"", "no XML"),
         (b"{}", "no XML"),
         (b"<a>" * 20 + b"</a>" * 20, "too deep"),
-        (b" " * (plainxml.BYTES_MAX + 1), "larger than"),
-        (b"<a>" + b"x<b/>" * plainxml.ELEMENTS_MAX + b"</a>", "more than 100000 elements"),
+        (b" " * (xml.BYTES_MAX + 1), "larger than"),
+        (b"<a>" + b"x<b/>" * xml.ELEMENTS_MAX + b"</a>", "more than 100000 elements"),
     ],
 )
 def test_what_is_dangerous_or_broken_is_refused(body: bytes, said: str) -> None:
     with pytest.raises(BadXmlError, match=said):
-        plainxml.parse(body)
+        xml.parse(body)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.clouds.podkeys import AUTHORIZATION, FROM_FILE, FULL, RELATIVE, PodKeys
-from artifacts.refusals import DeniedError, PolicyError, UnreachableError
-from artifacts.sigv4 import Keys
+from artifacts.credentials.clouds.pod_identity import AUTHORIZATION, FROM_FILE, FULL, RELATIVE, PodKeys
+from artifacts.credentials.sigv4 import Keys
+from artifacts.errors import DeniedError, PolicyError, UnreachableError
 from tests.kit.cloud_services import Services
 from tests.kit.fake_registry import StillClock
 

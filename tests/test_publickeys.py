@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.serialization import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import publickeys
-from artifacts.publickeys import BadKeyError
+from artifacts.signatures import public_keys
+from artifacts.signatures.public_keys import BadKeyError
 from tests.kit.budget import examples
 from tests.kit.signed import Private, key, pem, sign
 
@@ -91,12 +91,12 @@ def test_keys_that_are_none_or_too_weak_are_refused_with_what_is_expected() -> N
         b"-----BEGIN PUBLIC KEY-----\n\xff\n-----END PUBLIC KEY-----\n": begins,
         pem(P256) * 2: begins,
         private: "this holds a private key, which belongs to who signs alone: give its public key",
-        pem(P256) + b" " * publickeys.PEM_BYTES_MAX: "expected one public key, and this has more than 16384 bytes",
+        pem(P256) + b" " * public_keys.PEM_BYTES_MAX: "expected one public key, and this has more than 16384 bytes",
         public_pem(ec.generate_private_key(ec.SECP384R1()).public_key()): expected,
         public_pem(ec.generate_private_key(ec.SECP256K1()).public_key()): expected,
         public_pem(rsa.RSAPublicNumbers(65537, (1 << 1023) + 1).public_key()): expected,
     }
     for text, refusal in said.items():
         with pytest.raises(BadKeyError) as caught:
-            publickeys.parse(text)
+            public_keys.parse(text)
         assert str(caught.value) == refusal

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from artifacts import parts, stalls
-from artifacts.blobs import Blob
-from artifacts.client import Client
-from artifacts.digests import Digest
-from artifacts.mirrors import Mirror, Mirrored
-from artifacts.pull import Wanted, fetch
-from artifacts.refusals import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
-from artifacts.retrying import TRIES_MAX
-from artifacts.transport import Limits, Site
+from artifacts.digest import Digest
+from artifacts.download import stalls
+from artifacts.download.pull import Wanted, fetch
+from artifacts.errors import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
+from artifacts.http.retrying import TRIES_MAX
+from artifacts.http.transport import Limits, Site
+from artifacts.oci import spans as parts
+from artifacts.registry.blobs import Blob
+from artifacts.registry.client import Client
+from artifacts.registry.mirrors import Mirror, Mirrored
 from tests.kit.fake_registry import (
     Answer,
     FakeRegistry,

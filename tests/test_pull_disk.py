@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.blobs import Blob, Sink
-from artifacts.disk import Disk, DiskError
-from artifacts.mirrors import Mirrored
-from artifacts.refusals import UnreachableError
+from artifacts.disk.disk import Disk, DiskError
+from artifacts.errors import UnreachableError
+from artifacts.registry.blobs import Blob, Sink
+from artifacts.registry.mirrors import Mirrored
 from tests.kit.pulled import CONTENT, WAYS, answer_part, breaking, go, leave, place, small
 
 pytestmark = pytest.mark.standard

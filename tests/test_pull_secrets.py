@@ -11,13 +11,13 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts import registry
-from artifacts.client import Client
-from artifacts.credentials import Chain, Keychain, Known, each
-from artifacts.dockerconfig import Config, Entry, Login, logins, of_secret
-from artifacts.refusals import AbsentError, DeniedError, PolicyError
-from artifacts.registry import Manifest
-from artifacts.transport import Site
+from artifacts.credentials.docker_config import Config, Entry, Login, logins, of_secret
+from artifacts.credentials.keychain import Chain, Keychain, Known, each
+from artifacts.errors import AbsentError, DeniedError, PolicyError
+from artifacts.http.transport import Site
+from artifacts.registry import manifests
+from artifacts.registry.client import Client
+from artifacts.registry.manifests import Manifest
 from tests.kit.fake_registry import FakeRegistry
 
 JSON, OLD = "kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg"
@@ -129,7 +129,7 @@ async def test_the_login_that_a_registry_takes_is_found_among_several() -> None:
 
     async def do(chain: Keychain) -> Manifest:
         async with Client(Site(fake.host), chain) as client:
-            return await registry.manifest(client, "team/model", "v1")
+            return await manifests.manifest(client, "team/model", "v1")
 
     async with FakeRegistry().serving() as fake:
         fake.manifest("team/model", "v1", b"{}")

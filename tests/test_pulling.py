@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from artifacts import ocilayout, packing
-from artifacts.packing import About, Offered
-from artifacts.store import Store
+from artifacts.pack import oci_layout, pack
+from artifacts.pack.pack import About, Offered
+from artifacts.store.store import Store
 from pilotlight.cli import cli
 from pilotlight.stored import SHORT_DIGITS
 from tests.kit import packed
@@ -123,7 +123,7 @@ def test_a_bad_file_is_not_given_to_the_next_copy(tmp_path: Path, store: str) ->
 
 def test_code_is_pulled_for_who_allows_it_alone(tmp_path: Path, store: str) -> None:
     offered = [Offered("model.gguf", 4, content=b"GGUF"), Offered("run.py", 1, content=b"x")]
-    ocilayout.write(tmp_path / "code", packing.plan(offered, About(), allow_unsafe=True), "modelpack")
+    oci_layout.write(tmp_path / "code", pack.plan(offered, About(), allow_unsafe=True), "modelpack")
     with packed.served(tmp_path / "code") as host:
         words = ("pull", f"oci://{host}/{NAME}:v1", "--store", store)
         before, allowed, after = run(*words), run(*words, "--allow-unsafe"), run(*words)
@@ -151,7 +151,7 @@ def test_what_is_pinned_is_named_and_stays(host: str, store: str) -> None:
 def test_wrong_usage_is_one_line(
     words: tuple[str, ...], code: int, said: str, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("artifacts.retrying.TRIES_MAX", 1)
+    monkeypatch.setattr("artifacts.http.retrying.TRIES_MAX", 1)
     result = run(*words, *(("--store", store) if words[0] == "pull" else ()))
     assert (result.exit_code, result.stderr.count("\n")) == (code, 1)
     assert said in result.stderr

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from artifacts.dockerconfig import Config, Entry
-from artifacts.refusals import PolicyError
+from artifacts.credentials.docker_config import Config, Entry
+from artifacts.errors import PolicyError
 from pilotlight.pullsecrets import NoSecretError, PullSecrets
 
 pytestmark = pytest.mark.standard

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts import recipes, tar
-from artifacts.parts import Span
-from artifacts.recipes import Piece, Place, Recipe
+from artifacts.archives import reassembly, tar
+from artifacts.archives.reassembly import Piece, Place, Recipe
+from artifacts.oci.spans import Span
 
 
 def archive(files: dict[str, bytes]) -> bytes:
@@ -31,12 +31,12 @@ def recipe_of(content: bytes, piece_bytes: int) -> Recipe:
         for event in reader.feed(content[at : at + piece_bytes]):
             if isinstance(event, tar.Member) and event.size:
                 places.append(Place(reader.at, event.size, event.path))
-    rest = b"".join(content[one.first : one.end] for one in recipes.gaps(len(content), places))
+    rest = b"".join(content[one.first : one.end] for one in reassembly.gaps(len(content), places))
     return Recipe(len(content), tuple(places), rest)
 
 
 def joined(recipe: Recipe, files: dict[str, bytes], first: int, end: int) -> bytes:
-    found = recipes.pieces(recipe, first, end)
+    found = reassembly.pieces(recipe, first, end)
     return b"".join(files[one.path][one.first : one.end] if isinstance(one, Piece) else one for one in found)
 
 
@@ -48,7 +48,7 @@ FILES = st.dictionaries(
 @given(FILES, st.integers(1, 3000), st.data())
 def test_any_range_of_any_archive_is_the_same_bytes(files: dict[str, bytes], piece: int, data: st.DataObject) -> None:
     content = archive(files)
-    recipe = recipes.read(recipes.written(recipe_of(content, piece)))
+    recipe = reassembly.read(reassembly.written(recipe_of(content, piece)))
     assert recipe is not None
     assert joined(recipe, files, 0, len(content)) == content
     first = data.draw(st.integers(0, len(content) - 1))
@@ -59,8 +59,8 @@ def test_any_range_of_any_archive_is_the_same_bytes(files: dict[str, bytes], pie
 
 def test_what_lies_between_files_is_found() -> None:
     places = [Place(10, 5, "a"), Place(15, 5, "b"), Place(30, 1, "c")]
-    assert recipes.gaps(40, places) == [Span(0, 10), Span(20, 30), Span(31, 40)]
-    assert recipes.gaps(5, [Place(0, 5, "a")]) == []
+    assert reassembly.gaps(40, places) == [Span(0, 10), Span(20, 30), Span(31, 40)]
+    assert reassembly.gaps(5, [Place(0, 5, "a")]) == []
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_what_lies_between_files_is_found() -> None:
 )
 def test_files_that_do_not_fit_are_no_recipe(places: list[Place]) -> None:
     with pytest.raises(ValueError, match="lie over each other, or outside"):
-        recipes.gaps(5, places)
-    assert recipes.read(recipes.written(Recipe(5, tuple(places), b""))) is None
+        reassembly.gaps(5, places)
+    assert reassembly.read(reassembly.written(Recipe(5, tuple(places), b""))) is None
 
 
 def test_a_recipe_that_is_cut_off_or_says_another_length_is_none() -> None:
-    good = recipes.written(Recipe(5, (Place(1, 3, "a"),), b"xy"))
-    assert recipes.read(good) is not None
-    assert recipes.read(good[:-1]) is None
-    assert recipes.read(b"") is None
-    assert recipes.read(recipes.written(Recipe(5, (Place(1, 3, "a"),), b"x"))) is None
+    good = reassembly.written(Recipe(5, (Place(1, 3, "a"),), b"xy"))
+    assert reassembly.read(good) is not None
+    assert reassembly.read(good[:-1]) is None
+    assert reassembly.read(b"") is None
+    assert reassembly.read(reassembly.written(Recipe(5, (Place(1, 3, "a"),), b"x"))) is None

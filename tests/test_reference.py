@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import digests, reference
-from artifacts.digests import BadDigestError
+from artifacts import digest as digests
+from artifacts import reference
+from artifacts.digest import BadDigestError
 from artifacts.reference import BadReferenceError
 from tests.kit.budget import examples
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from artifacts import registry
-from artifacts.client import Client
-from artifacts.credentials import Known
-from artifacts.dockerconfig import Login
-from artifacts.refusals import DeniedError
-from artifacts.transport import Site
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import Known
+from artifacts.errors import DeniedError
+from artifacts.http.transport import Site
+from artifacts.registry import manifests
+from artifacts.registry.client import Client
 from tests.kit.fake_registry import says
 from tests.test_registry_manners import with_tokens
 
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.standard
 
 async def test_a_greeting_tries_the_login_without_wanting_anything() -> None:
     async with with_tokens(Login("me", "pw")) as (place, client, _):
-        assert await registry.greeted(client)
+        assert await manifests.greeted(client)
         assert place.asked == [{"kept": ["1"], "service": ["reg"]}]
         place.fake.always["GET", "/token"] = says(401)
         async with Client(Site(place.fake.host), Known(place.fake.host, Login("me", "no"))) as other:
             with pytest.raises(DeniedError, match="refuses the login that there is"):
-                await registry.greeted(other)
+                await manifests.greeted(other)
         place.fake.judge = lambda _: None
         async with Client(Site(place.fake.host)) as third:
-            assert not await registry.greeted(third)
+            assert not await manifests.greeted(third)

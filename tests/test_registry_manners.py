@@ -12,19 +12,19 @@ from urllib.parse import parse_qs
 import pytest
 from aiohttp import web
 
-from artifacts import blobs, pushing, registry
-from artifacts.blobs import Blob
-from artifacts.challenge import Challenge, challenges
-from artifacts.client import Client
-from artifacts.credentials import Known
-from artifacts.digests import Digest
-from artifacts.dockerconfig import Login
-from artifacts.mirrors import Mirror, Mirrored
-from artifacts.referrers import referrers, tag_of
-from artifacts.refusals import AbsentError, DeniedError, MismatchError, PolicyError
-from artifacts.registry import INDEX, MANIFEST
-from artifacts.retrying import FIRST_S, LONGEST_S, TRIES_MAX, WAIT_S_MAX, wait_s
-from artifacts.transport import Site
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import Known
+from artifacts.digest import Digest
+from artifacts.errors import AbsentError, DeniedError, MismatchError, PolicyError
+from artifacts.http.retrying import FIRST_S, LONGEST_S, TRIES_MAX, WAIT_S_MAX, wait_s
+from artifacts.http.transport import Site
+from artifacts.registry import blobs, manifests, push
+from artifacts.registry.blobs import Blob
+from artifacts.registry.challenge import Challenge, challenges
+from artifacts.registry.client import Client
+from artifacts.registry.manifests import INDEX, MANIFEST
+from artifacts.registry.mirrors import Mirror, Mirrored
+from artifacts.registry.referrers import referrers, tag_of
 from tests.kit.fake_registry import FakeRegistry, StillClock, digest_of, index, raw, says, whole_head
 
 pytestmark = pytest.mark.standard
@@ -122,18 +122,18 @@ async def read(client: Client | Mirrored, blob: Blob) -> bytes:
 
 async def test_a_token_is_asked_for_once_and_renewed_before_its_end() -> None:
     async with with_tokens(Login("me", "pw")) as (place, client, clock):
-        await asyncio.gather(*(registry.manifest(client, NAME, "v1") for _ in range(5)))
+        await asyncio.gather(*(manifests.manifest(client, NAME, "v1") for _ in range(5)))
         assert place.asked == [{"kept": ["1"], "service": ["reg"], "scope": [f"repository:{NAME}:pull"]}]
         assert place.logins[0] is not None
         assert place.logins[0].startswith("Basic ")
         clock.now_s += 269
-        await registry.manifest(client, NAME, "v1")
+        await manifests.manifest(client, NAME, "v1")
         assert len(place.asked) == 1
         clock.now_s += 2
-        await registry.manifest(client, NAME, "v1")
+        await manifests.manifest(client, NAME, "v1")
         assert len(place.asked) == 2
         place.fake.manifest("team/other", "v1", BODY)
-        await registry.manifest(client, "team/other", "v1")
+        await manifests.manifest(client, "team/other", "v1")
         assert place.asked[-1]["scope"] == ["repository:team/other:pull"]
 
 
@@ -145,7 +145,7 @@ async def test_point_12_a_token_that_ends_mid_pull_is_had_anew() -> None:
             place.good.clear()
             return await raw(place.fake, whole_head(len(CONTENT)) + CONTENT[:700])(request)
 
-        await registry.manifest(client, NAME, "v1")
+        await manifests.manifest(client, NAME, "v1")
         place.fake.answers["GET", f"/v2/{NAME}/blobs/{blob.digest}"].append(breaks)
         assert await read(client, blob) == CONTENT
         assert len(place.asked) == 2
@@ -158,12 +158,12 @@ async def test_point_12_a_token_that_ends_mid_pull_is_had_anew() -> None:
 
 async def test_an_identity_token_goes_by_post_and_nothing_is_needed_for_public_ones() -> None:
     async with with_tokens(Login(identity_token="r+/=")) as (place, client, _):
-        await registry.manifest(client, NAME, "v1")
+        await manifests.manifest(client, NAME, "v1")
         assert place.asked[0]["grant_type"] == ["refresh_token"]
         assert place.asked[0]["refresh_token"] == ["r+/="]
         assert place.logins == [None]
     async with with_tokens() as (place, client, _):
-        await registry.manifest(client, NAME, "v1")
+        await manifests.manifest(client, NAME, "v1")
         assert place.logins == [None]
 
 
@@ -171,18 +171,18 @@ async def test_a_refused_login_ends_with_one_line() -> None:
     async with with_tokens(Login("me", "pw")) as (place, client, _):
         place.fake.always["GET", "/token"] = says(401)
         with pytest.raises(DeniedError, match=f"its realm refuses the login that there is for {client.said}"):
-            await registry.manifest(client, NAME, "v1")
+            await manifests.manifest(client, NAME, "v1")
         place.fake.always["GET", "/token"] = says(200, b'{"token": "never-good"}')
         with pytest.raises(DeniedError, match="refuses the login"):
-            await registry.manifest(client, NAME, "v1")
+            await manifests.manifest(client, NAME, "v1")
     async with FakeRegistry().serving() as fake:
         fake.judge = lambda _: web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
         async with Client(Site(fake.host), pace=StillClock()) as client:
             with pytest.raises(DeniedError, match=r"there is none for .*; log in with `pilotlight weights login`"):
-                await registry.manifest(client, NAME, "v1")
+                await manifests.manifest(client, NAME, "v1")
         async with Client(Site(fake.host), Known(fake.host, Login("a", "b"))) as client:
             with pytest.raises(DeniedError, match="refuses the login"):
-                await registry.manifest(client, NAME, "v1")
+                await manifests.manifest(client, NAME, "v1")
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------
@@ -194,15 +194,15 @@ async def test_tags_over_pages_of_the_registry_itself() -> None:
         more = f'<{path}?n=2&last=b>; rel="next"'
         fake.answers["GET", path].extend([says(200, b'{"tags":["a","b"]}', Link=more), says(200, b'{"tags":["c"]}')])
         async with Client(Site(fake.host), pace=StillClock()) as client:
-            assert await registry.tags(client, NAME) == ["a", "b", "c"]
+            assert await manifests.tags(client, NAME) == ["a", "b", "c"]
             away = '<http://localhost:1/v2/x>; rel="next"'
             fake.answers["GET", path].append(says(200, b'{"tags":["a"]}', Link=away))
             with pytest.raises(PolicyError, match="its next page is somewhere else"):
-                await registry.tags(client, NAME)
+                await manifests.tags(client, NAME)
             fake.always["GET", path] = says(200, b'{"tags":["a"]}', Link=more)
-            assert len(await registry.tags(client, NAME)) == registry.PAGES_MAX  # a list without end
+            assert len(await manifests.tags(client, NAME)) == manifests.PAGES_MAX  # a list without end
             with pytest.raises(PolicyError, match="is no repository"):
-                await registry.tags(client, "../../admin")
+                await manifests.tags(client, "../../admin")
 
 
 SIGNATURE = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -221,10 +221,10 @@ async def test_referrers_with_and_without_the_api() -> None:
         assert await referrers(client, NAME, subject) == []
         for n in range(2):
             body = attached(subject, n=n)
-            await pushing.push_manifest(client, NAME, digest_of(body), body, MANIFEST)
+            await push.push_manifest(client, NAME, digest_of(body), body, MANIFEST)
         other = attached(subject, "application/other")
-        await pushing.push_manifest(client, NAME, digest_of(other), other, MANIFEST)
-        await pushing.push_manifest(client, NAME, digest_of(other), other, MANIFEST)  # not listed twice
+        await push.push_manifest(client, NAME, digest_of(other), other, MANIFEST)
+        await push.push_manifest(client, NAME, digest_of(other), other, MANIFEST)  # not listed twice
         found = await referrers(client, NAME, subject)
         assert [one.digest for one in found][-1] == digest_of(other)
         assert len(found) == 3
@@ -247,7 +247,7 @@ async def test_a_registry_that_keeps_referrers_gets_no_tag() -> None:
     async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
         fake.subjects = True
         subject = Digest(fake.manifest(NAME, "v1", BODY))
-        await pushing.push_manifest(client, NAME, "sig", attached(subject), MANIFEST)
+        await push.push_manifest(client, NAME, "sig", attached(subject), MANIFEST)
         assert (NAME, tag_of(subject)) not in fake.manifests
 
 
@@ -255,20 +255,20 @@ async def test_a_registry_that_keeps_referrers_gets_no_tag() -> None:
 
 
 @contextlib.asynccontextmanager
-async def pushed(tmp_path: Path) -> AsyncIterator[tuple[FakeRegistry, Client, Blob, pushing.FileSource]]:
+async def pushed(tmp_path: Path) -> AsyncIterator[tuple[FakeRegistry, Client, Blob, push.FileSource]]:
     path = tmp_path / "model.gguf"
     path.write_bytes(CONTENT)
     blob = Blob(NAME, Digest(digest_of(CONTENT)), len(CONTENT))
     async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
-        yield fake, client, blob, pushing.FileSource(path)
+        yield fake, client, blob, push.FileSource(path)
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 3000, 1 << 20])
 async def test_a_blob_is_pushed_once(tmp_path: Path, chunk_bytes: int) -> None:
     async with pushed(tmp_path) as (fake, client, blob, source):
-        assert await pushing.push_blob(client, blob, source, chunk_bytes=chunk_bytes) == "pushed"
+        assert await push.push_blob(client, blob, source, chunk_bytes=chunk_bytes) == "pushed"
         assert fake.blobs == {blob.digest: CONTENT}
-        assert await pushing.push_blob(client, blob, source) == "exists"
+        assert await push.push_blob(client, blob, source) == "exists"
         put = fake.asked("PUT", "/uploads/")[0]
         assert put.query == f"_state=a%2Bb%3D&digest={blob.digest}"  # what was there is as it was
         assert "transfer-encoding" not in put.headers
@@ -278,11 +278,11 @@ async def test_a_blob_is_mounted_where_the_registry_will(tmp_path: Path) -> None
     async with pushed(tmp_path) as (fake, client, blob, source):
         fake.blob(CONTENT)
         fake.answers["HEAD", f"/v2/{NAME}/blobs/{blob.digest}"].extend([says(404), says(404)])
-        assert await pushing.push_blob(client, blob, source, mount="shared") == "mounted"
-        assert await pushing.push_blob(client, blob, source, mount="else/where") == "pushed"
+        assert await push.push_blob(client, blob, source, mount="shared") == "mounted"
+        assert await push.push_blob(client, blob, source, mount="else/where") == "pushed"
         fake.answers["HEAD", f"/v2/{NAME}/blobs/{blob.digest}"].append(says(404))
         with pytest.raises(PolicyError, match="is no repository"):
-            await pushing.push_blob(client, blob, source, mount="a&digest=x")
+            await push.push_blob(client, blob, source, mount="a&digest=x")
 
 
 async def test_a_chunk_that_was_lost_is_sent_again_from_where_the_registry_is(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ async def test_a_chunk_that_was_lost_is_sent_again_from_where_the_registry_is(tm
             return await raw(fake, b"", "reset")(request)
 
         fake.answers["PATCH", path].extend([half, says(503), says(416)])
-        assert await pushing.push_blob(client, blob, source, chunk_bytes=5000) == "pushed"
+        assert await push.push_blob(client, blob, source, chunk_bytes=5000) == "pushed"
         assert fake.blobs == {blob.digest: CONTENT}
         spans = [one.headers["content-range"] for one in fake.asked("PATCH", "/uploads/")]
         assert spans[:4] == ["0-4999", "1234-6233", "1234-6233", "1234-6233"]
@@ -309,7 +309,7 @@ async def test_a_push_in_one_request_begins_anew_and_a_lost_answer_is_no_loss(tm
             return await raw(fake, b"", "reset")(request)
 
         fake.answers["PUT", f"/v2/{NAME}/blobs/uploads/upload-1"].append(lost)
-        assert await pushing.push_blob(client, blob, source) == "pushed"
+        assert await push.push_blob(client, blob, source) == "pushed"
         assert len(fake.asked("POST", "/uploads/")) == 2
 
 
@@ -317,10 +317,10 @@ async def test_a_file_that_changes_while_it_is_pushed_is_refused(tmp_path: Path)
     async with pushed(tmp_path) as (_, client, blob, source):
         (tmp_path / "model.gguf").write_bytes(bytes(len(CONTENT)))
         with pytest.raises(MismatchError, match="answered 400 DIGEST_INVALID"):
-            await pushing.push_blob(client, blob, source)
+            await push.push_blob(client, blob, source)
         (tmp_path / "model.gguf").write_bytes(CONTENT[:-1])
         with pytest.raises(MismatchError, match=r"model.gguf: has become shorter"):
-            await pushing.push_blob(client, blob, source)
+            await push.push_blob(client, blob, source)
 
 
 # --- mirrors ---------------------------------------------------------------------------------------------------------

@@ -16,14 +16,15 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from artifacts import blobs, origin, pushing, registry
-from artifacts.blobs import Blob
-from artifacts.client import Client
-from artifacts.digests import Digest
-from artifacts.refusals import MismatchError, PolicyError, RegistryError, UnreachableError
-from artifacts.registry import MANIFEST
-from artifacts.resolver import Resolver
-from artifacts.transport import Site
+from artifacts.digest import Digest
+from artifacts.errors import MismatchError, PolicyError, RegistryError, UnreachableError
+from artifacts.http import origin
+from artifacts.http.resolver import Resolver
+from artifacts.http.transport import Site
+from artifacts.registry import blobs, manifests, push
+from artifacts.registry.blobs import Blob
+from artifacts.registry.client import Client
+from artifacts.registry.manifests import MANIFEST
 from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
 from tests.kit.fake_registry import (
     PASSWORD,
@@ -223,7 +224,7 @@ async def test_point_10_foreign_urls_of_layers_are_not_asked() -> None:
         layer = {"digest": digest_of(CONTENT), "size": len(CONTENT), "urls": [f"{foreign.url}/layer"]}
         fake.manifest(NAME, "v1", json.dumps({"mediaType": MANIFEST, "layers": [layer]}).encode())
         async with Client(Site(fake.host), pace=StillClock()) as client:
-            await registry.manifest(client, NAME, "v1")
+            await manifests.manifest(client, NAME, "v1")
             with pytest.raises(RegistryError, match="there is no blob"):
                 await read(client, digest_of(CONTENT))
         assert not foreign.seen
@@ -255,7 +256,7 @@ async def test_point_11_an_upload_at_a_foreign_host_gets_no_login(chunk_bytes: i
         fake.judge = judge
         blob = Blob(NAME, Digest(digest_of(CONTENT)), len(CONTENT))
         async with Client(Site(fake.host, headers={"X-Team": "red"}), keychain(fake.host), pace=StillClock()) as client:
-            assert await pushing.push_blob(client, blob, Bytes(CONTENT), chunk_bytes=chunk_bytes) == "pushed"
+            assert await push.push_blob(client, blob, Bytes(CONTENT), chunk_bytes=chunk_bytes) == "pushed"
         assert foreign.blobs == {blob.digest: CONTENT}
         assert not any({"authorization", "x-team"} & set(one.headers) for one in foreign.seen)
 

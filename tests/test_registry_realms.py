@@ -8,10 +8,10 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from artifacts import challenge, registry
-from artifacts.client import Client
-from artifacts.refusals import PolicyError, RegistryError
-from artifacts.transport import Site
+from artifacts.errors import PolicyError, RegistryError
+from artifacts.http.transport import Site
+from artifacts.registry import challenge, manifests
+from artifacts.registry.client import Client
 from tests.kit.fake_registry import FakeRegistry, StillClock, keychain, says
 
 pytestmark = pytest.mark.standard
@@ -132,14 +132,14 @@ async def test_point_08_a_foreign_or_redirecting_realm_is_not_asked() -> None:
         )
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(PolicyError, match="realm"):
-                await registry.manifest(client, NAME, "v1")
+                await manifests.manifest(client, NAME, "v1")
         fake.judge = lambda _: web.Response(
             status=401, headers={"WWW-Authenticate": f'Bearer realm="{fake.url}/token",service="x"'}
         )
         fake.always["GET", "/token"] = says(307, Location=f"{thief.url}/token")
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(PolicyError, match="its realm redirects"):
-                await registry.manifest(client, NAME, "v1")
+                await manifests.manifest(client, NAME, "v1")
         assert not thief.seen
 
 
@@ -151,5 +151,5 @@ async def test_point_08_a_token_with_crlf_stands_in_no_header() -> None:
         fake.always["GET", "/token"] = says(200, json.dumps({"token": "a\r\nX-Evil: 1"}).encode())
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(RegistryError, match="none that may stand in a header"):
-                await registry.manifest(client, NAME, "v1")
+                await manifests.manifest(client, NAME, "v1")
         assert "x-evil" not in fake.seen[-1].headers

@@ -12,14 +12,16 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner, Result
 
-from artifacts import ocilayout, packing, reference, remote, resolve
-from artifacts.client import Client
-from artifacts.descriptors import BadManifestError, Platform
-from artifacts.mirrors import Mirrored
-from artifacts.ocilayout import Entry, Layout
-from artifacts.packing import About, Form, Offered
-from artifacts.refusals import DeniedError
-from artifacts.transport import Site
+from artifacts import reference
+from artifacts.errors import DeniedError
+from artifacts.http.transport import Site
+from artifacts.oci.descriptor import BadManifestError, Platform
+from artifacts.pack import oci_layout, pack, push_artifact
+from artifacts.pack.oci_layout import Entry, Layout
+from artifacts.pack.pack import About, Form, Offered
+from artifacts.registry import resolve
+from artifacts.registry.client import Client
+from artifacts.registry.mirrors import Mirrored
 from pilotlight.cli import cli
 from tests.kit.fake_registry import FakeRegistry, StillClock, says
 
@@ -45,7 +47,7 @@ class Rig(NamedTuple):
 
 def made(to: Path, form: Form = "modelpack") -> Layout:
     offered = [Offered(path, len(content), content=content) for path, content in FILES.items()]
-    ocilayout.write(to, packing.plan(offered, About(name="llama")), form, "v1")
+    oci_layout.write(to, pack.plan(offered, About(name="llama")), form, "v1")
     return Layout(to)
 
 
@@ -66,7 +68,7 @@ async def run(*words: str) -> Result:
 async def test_what_was_pushed_is_there_whole_and_looked_at(form: Form, tmp_path: Path) -> None:
     async with rigged(tmp_path, form) as rig:
         moved = list[int]()
-        digest = await remote.send(rig.client, NAME, "v1", rig.layout, moved.append)
+        digest = await push_artifact.send(rig.client, NAME, "v1", rig.layout, moved.append)
         assert digest == rig.layout.top().digest
         blobs = {path.name: path.read_bytes() for path in (rig.folder / "blobs/sha256").iterdir()}
         there = rig.fake.blobs | {name: body for (_, name), (_, body) in rig.fake.manifests.items() if ":" in name}
@@ -80,14 +82,14 @@ async def test_what_was_pushed_is_there_whole_and_looked_at(form: Form, tmp_path
 
 async def test_blobs_go_first_then_what_is_named_and_the_tag_last(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
-        await remote.send(rig.client, NAME, "v1", rig.layout)
+        await push_artifact.send(rig.client, NAME, "v1", rig.layout)
         puts = [one.path for one in rig.fake.asked("PUT", NAME)]
         documents = [path for path in puts if "/manifests/" in path]
         assert puts[-len(documents) :] == documents
         assert [path.rpartition("/")[2] for path in documents[-2:]] == [rig.layout.top().digest, "v1"]
         assert len(documents) == 5
         sent = len(rig.fake.seen)
-        await remote.send(rig.client, NAME, "v1", rig.layout)
+        await push_artifact.send(rig.client, NAME, "v1", rig.layout)
         assert not [one for one in rig.fake.seen[sent:] if "uploads" in one.path], "nothing is sent twice"
 
 
@@ -95,7 +97,7 @@ async def test_where_a_blob_is_refused_nothing_can_be_found(tmp_path: Path) -> N
     async with rigged(tmp_path) as rig:
         rig.fake.always["POST", f"/v2/{NAME}/blobs/uploads/"] = says(403)
         with pytest.raises(DeniedError):
-            await remote.send(rig.client, NAME, "v1", rig.layout)
+            await push_artifact.send(rig.client, NAME, "v1", rig.layout)
         assert not rig.fake.manifests
 
 
@@ -104,7 +106,7 @@ async def test_a_layout_that_lacks_a_blob_is_not_pushed(tmp_path: Path) -> None:
         path = rig.layout.path(rig.layout.entry(AMD).manifest.layers[0].digest)
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(BadManifestError, match="or of another size"):
-            await remote.send(rig.client, NAME, "v1", rig.layout)
+            await push_artifact.send(rig.client, NAME, "v1", rig.layout)
         assert not rig.fake.seen
 
 
@@ -132,7 +134,7 @@ async def test_the_command_mounts_and_sends_in_chunks(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
         big = {"model.safetensors": b"w" * (3 << 20)}
         offered = [Offered(path, len(content), content=content) for path, content in big.items()]
-        ocilayout.write(tmp_path / "big", packing.plan(offered, About()), "modelpack-raw")
+        oci_layout.write(tmp_path / "big", pack.plan(offered, About()), "modelpack-raw")
         pushed = await run("push", str(tmp_path / "big"), rig.ref, "--chunk-bytes", "1Mi")
         assert pushed.exit_code == 0, pushed.output
         ranges = [one.headers["content-range"] for one in rig.fake.asked("PATCH", "uploads")]
@@ -152,7 +154,7 @@ async def test_the_command_mounts_and_sends_in_chunks(tmp_path: Path) -> None:
 
 async def test_a_refusal_is_shown(tmp_path: Path) -> None:
     offered = [Offered("model.gguf", 1, content=b"x"), Offered("run.py", 1, content=b"x")]
-    ocilayout.write(tmp_path / "oci", packing.plan(offered, About(), allow_unsafe=True), "modelpack")
+    oci_layout.write(tmp_path / "oci", pack.plan(offered, About(), allow_unsafe=True), "modelpack")
     shown = (await run("inspect", str(tmp_path / "oci"))).stdout
     assert "refused: ModelPack: layer 2: code is not taken from a registry" in shown
     assert "would be taken" in (await run("inspect", str(tmp_path / "oci"), "--allow-unsafe")).stdout

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 
-from artifacts.store import Store
+from artifacts.store.store import Store
 from pilotlight.cli import cli
 from tests.kit.fake_hub import COMMIT, TOKEN, FakeHub
 from tests.kit.fake_registry import FakeRegistry

@@ -10,12 +10,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from artifacts import digests, serving
-from artifacts.digests import Digest
-from artifacts.layout import Key
-from artifacts.publish import Job, Wanted
-from artifacts.registry import MANIFEST
-from artifacts.store import Caller, Store
+from artifacts import digest
+from artifacts.digest import Digest
+from artifacts.peers import server
+from artifacts.registry.manifests import MANIFEST
+from artifacts.store.layout import Key
+from artifacts.store.publish import Job, Wanted
+from artifacts.store.store import Caller, Store
 from tests.kit import neighbours
 from tests.kit.neighbours import TOKEN, Neighbour
 from tests.kit.stored import raw
@@ -23,9 +24,9 @@ from tests.kit.stored import raw
 pytestmark = pytest.mark.standard
 
 CONTENT = bytes(range(256)) * 400
-FILE = raw("x")._replace(digest=digests.of(CONTENT), size=len(CONTENT), path="x.gguf")
+FILE = raw("x")._replace(digest=digest.of(CONTENT), size=len(CONTENT), path="x.gguf")
 DOCUMENT = f'{{"schemaVersion": 2, "mediaType": "{MANIFEST}"}}'.encode()
-KEY = Key("registry.example", digests.of(DOCUMENT))
+KEY = Key("registry.example", digest.of(DOCUMENT))
 BLOB = f"/v2/{KEY.room}/team/model/blobs/{FILE.digest}"
 LET_IN = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -100,7 +101,7 @@ async def test_any_other_range_is_refused(tmp_path: Path, span: str) -> None:
         BLOB[:-1],
         BLOB[:-64] + "../../copies",
         BLOB.replace("sha256:", "sha256-"),
-        f"/v2/{KEY.room}/team/model/blobs/{digests.of(b'none')}",
+        f"/v2/{KEY.room}/team/model/blobs/{digest.of(b'none')}",
         f"/v2/{KEY.room}/team/model/manifests/v1",
         f"/v2/{KEY.room}/team/model/manifests/{FILE.digest}",
         "/v2/",
@@ -124,7 +125,7 @@ async def test_manifests_and_configs_are_given_of_what_needed_no_login(tmp_path:
     async with node(tmp_path / "public") as (_, session):
         async with session.get(manifest) as answer:
             assert (answer.status, answer.content_type, await answer.read()) == (200, MANIFEST, DOCUMENT)
-        async with session.get(BLOB.replace(FILE.digest, digests.of(b"{}"))) as answer:
+        async with session.get(BLOB.replace(FILE.digest, digest.of(b"{}"))) as answer:
             assert await answer.read() == b"{}"
     async with node(tmp_path / "private", private=True) as (_, session):
         async with session.get(manifest) as answer:
@@ -147,13 +148,13 @@ async def test_without_the_token_nobody_gets_anything_and_without_a_door_only_wh
 async def test_beyond_so_many_at_once_it_says_to_come_later_and_serves_again_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, sends = asyncio.Event(), serving._send
+    go, sends = asyncio.Event(), server._send
 
     async def held(*given: object) -> None:
         await go.wait()
         await sends(*given)  # type: ignore[arg-type]  # as it was called
 
-    monkeypatch.setattr(serving, "_send", held)
+    monkeypatch.setattr(server, "_send", held)
     async with node(tmp_path, streams=2) as (_, session):
         first = [await session.get(BLOB) for _ in range(2)]
         async with session.get(BLOB) as answer:
@@ -169,7 +170,7 @@ async def test_beyond_so_many_at_once_it_says_to_come_later_and_serves_again_aft
 
 
 async def test_who_does_not_read_is_cut_off_and_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "STEP_S_MAX", 0.05)
+    monkeypatch.setattr(server, "STEP_S_MAX", 0.05)
     blocked = asyncio.Event()
 
     async def never(*_: object) -> None:
@@ -178,7 +179,7 @@ async def test_who_does_not_read_is_cut_off_and_makes_room(tmp_path: Path, monke
             await asyncio.Event().wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr(serving, "_send", never)
+        patch.setattr(server, "_send", never)
         async with node(tmp_path, streams=1) as (_, session):
             with pytest.raises(aiohttp.ClientError):
                 async with session.get(BLOB) as answer:
@@ -195,7 +196,7 @@ async def test_where_the_loop_has_no_sendfile_it_is_read_and_written(
         raise NotImplementedError
 
     monkeypatch.setattr(asyncio.get_running_loop(), "sendfile", none)
-    monkeypatch.setattr(serving, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(server, "PIECE_BYTES", 1000)
     async with node(tmp_path) as (_, session), session.get(BLOB, headers={"Range": "bytes=7-50000"}) as answer:
         assert await answer.read() == CONTENT[7:50_001]
 

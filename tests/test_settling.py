@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.disk import Disk
-from artifacts.layout import parsed
-from artifacts.publish import Wanted
-from artifacts.settling import MARK
-from artifacts.store import Store
+from artifacts.disk.disk import Disk
+from artifacts.store.durability import MARK
+from artifacts.store.layout import parsed
+from artifacts.store.publish import Wanted
+from artifacts.store.store import Store
 from tests.kit.stored import KIB, Fetched, content, fetching, raw, wanted, whole
 
 ONE = wanted("a", raw("x", path="sub/deep/x.gguf"), raw("y"))

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from artifacts import publickeys, signatures
-from artifacts.claims import PAYLOAD_BYTES_MAX, SIGNED
-from artifacts.digests import Digest
-from artifacts.signatures import Bundled, Cosign, Found, Policy, Unread
+from artifacts.digest import Digest
+from artifacts.signatures import policy as signatures
+from artifacts.signatures import public_keys
+from artifacts.signatures.payloads import PAYLOAD_BYTES_MAX, SIGNED
+from artifacts.signatures.policy import Bundled, Cosign, Found, Policy, Unread
 from tests.kit.signed import OTHER, b64, bundled, cosign, envelope, key, message, payload, pem, sign, statement
 from tests.kit.signed import SIGNED as DIGEST_TEXT
 
@@ -51,7 +52,7 @@ def changed(*path: str | int, to: object = None) -> Bundled:
 @pytest.mark.parametrize("kind", ["p256", "rsa", "ed25519"])
 def test_what_sigstores_own_tools_sign_holds(kind: str) -> None:
     made, digest = GOLDEN[kind], Digest(GOLDEN["digest"])
-    own = publickeys.parse(made["key"].encode())
+    own = public_keys.parse(made["key"].encode())
     by_cosign = Cosign("simplesigning", made["payload"].encode(), made["signature"])
     for found in (Bundled("bundle", json.dumps(made["dsse"]).encode()), by_cosign):
         verdict = signatures.judge(digest, [found], Policy("enforce", (key(OURS), own)))
@@ -176,4 +177,4 @@ def test_many_reasons_are_shown_shortly_and_on_one_line_each() -> None:
 
 def test_a_key_shows_itself_by_its_id_alone() -> None:
     assert str(key(OURS)) == f"Key(id='{key(OURS).id}')"
-    assert publickeys.parse(pem(OURS)) == key(OURS)
+    assert public_keys.parse(pem(OURS)) == key(OURS)

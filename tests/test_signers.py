@@ -9,9 +9,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from artifacts import trustroot
-from artifacts.identities import Identity
-from artifacts.signatures import Policy
+from artifacts.signatures import trust_root
+from artifacts.signatures.identities import Identity
+from artifacts.signatures.policy import Policy
 from autoscaler.documents import DocumentError, load
 from autoscaler.podspec import API_VERSION
 from autoscaler.settings import Signatures
@@ -42,7 +42,7 @@ def test_identities_come_with_a_trusted_root(tmp_path: Path) -> None:
     whom = f"identities: [{{subject: me@acme.example, issuer: https://login.example}}], trustedRoot: {root}"
     found = signers.policy(loaded(f"{{signatures: {{policy: warn, {whom}}}}}"))
     assert found.identities == (Identity("me@acme.example", "https://login.example"),)
-    assert found.root == trustroot.parse(root.read_bytes())
+    assert found.root == trust_root.parse(root.read_bytes())
     root.write_text("{}")
     with pytest.raises(SignersError, match=r"^weights.signatures.trustedRoot: /\S+: the trusted root has not one"):
         signers.policy(loaded(f"{{signatures: {{{whom}}}}}"))

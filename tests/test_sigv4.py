@@ -7,7 +7,7 @@ import calendar
 import pytest
 from yarl import URL
 
-from artifacts.sigv4 import Asked, Keys, Scope, encoded, signed
+from artifacts.credentials.sigv4 import Asked, Keys, Scope, encoded, signed
 
 SUITE = Keys("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 """Of the test suite, and of IAM's example."""

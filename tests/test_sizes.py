@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from artifacts import gguf
+from artifacts.formats import gguf
 from autoscaler.actions import Plan, StartReplica
 from autoscaler.compare import READ_S_MAX, UNREAD
 from autoscaler.contract import ModelName, WeightsReport

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from artifacts.blobs import Moved
-from artifacts.splicing import Goal, interrupt, move
-from artifacts.transport import Limits
+from artifacts.download.splice import Goal, interrupt, move
+from artifacts.http.transport import Limits
+from artifacts.registry.blobs import Moved
 
 pytestmark = pytest.mark.standard
 

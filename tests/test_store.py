@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import digests
-from artifacts.contents import File
-from artifacts.disk import Disk
-from artifacts.layout import HeldError, NoRoomError, Record, StoreError
-from artifacts.ledger import reserved_bytes
-from artifacts.publish import Job
-from artifacts.refusals import MismatchError, UnreachableError
-from artifacts.store import LOCKS_MAX, Store, contended
+from artifacts import digest
+from artifacts.dialects.contents import File
+from artifacts.disk.disk import Disk
+from artifacts.errors import MismatchError, UnreachableError
+from artifacts.store.layout import HeldError, NoRoomError, Record, StoreError
+from artifacts.store.publish import Job
+from artifacts.store.reservations import reserved_bytes
+from artifacts.store.store import LOCKS_MAX, Store, contended
 from tests.kit.stored import KIB, SLACK, content, fetching, left, put, raw, room_for, wanted, whole
 
 MIB = 1 << 20
@@ -135,7 +135,7 @@ async def test_point_13_a_file_of_another_size_is_never_published(tmp_path: Path
 
 
 async def test_case_48_archives_leave_regular_files_only(tmp_path: Path) -> None:
-    archive = File("", 10, digests.of(b"archive"), "weight", "tar")
+    archive = File("", 10, digest.of(b"archive"), "weight", "tar")
     store, one = opened(tmp_path), wanted("a", archive)
 
     async def unpacks(job: Job) -> None:
@@ -219,7 +219,7 @@ async def test_point_13_no_space_during_leaves_nothing_behind(tmp_path: Path, nu
 
 
 async def test_point_13_an_archive_that_grows_must_ask_for_more(tmp_path: Path) -> None:
-    archive = File("", 10, digests.of(b"archive"), "weight", "tar")
+    archive = File("", 10, digest.of(b"archive"), "weight", "tar")
     store, one = opened(tmp_path, bytes_max=SLACK + MIB), wanted("a", archive)
     told: list[str] = []
 

@@ -13,11 +13,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from artifacts import publish
-from artifacts.layout import HeldError, NoRoomError
-from artifacts.publish import Copy, Job, Wanted
-from artifacts.refusals import UnreachableError
-from artifacts.store import Store
+from artifacts.errors import UnreachableError
+from artifacts.store import publish
+from artifacts.store.layout import HeldError, NoRoomError
+from artifacts.store.publish import Copy, Job, Wanted
+from artifacts.store.store import Store
 from tests.kit.budget import examples
 from tests.kit.stored import fetching, raw, wanted, whole
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.disk import entries
-from artifacts.layout import ForbiddenError, StoreError
-from artifacts.permits import Asked, Permits
-from artifacts.refusals import UnreachableError
-from artifacts.store import Caller, Store
+from artifacts.disk.disk import entries
+from artifacts.errors import UnreachableError
+from artifacts.store.layout import ForbiddenError, StoreError
+from artifacts.store.permissions import Asked, Permits
+from artifacts.store.store import Caller, Store
 from tests.kit.stored import fetching, wanted
 
 ONE = wanted("a")
@@ -49,7 +49,7 @@ class Registry:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     with monkeypatch.context() as patched:
-        patched.setattr("artifacts.store.unix_s", lambda: clock.now_s)
+        patched.setattr("artifacts.store.store.unix_s", lambda: clock.now_s)
         yield clock
 
 
@@ -146,7 +146,7 @@ async def test_a_yes_outlives_the_process_and_a_no_ends_it_in_all(tmp_path: Path
 async def test_whom_a_registry_let_in_does_not_wait_long_for_one_that_hangs(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("artifacts.store.AWAY_WAIT_S", 0.01)
+    monkeypatch.setattr("artifacts.store.store.AWAY_WAIT_S", 0.01)
     store, there = opened(tmp_path), Registry("owner")
     (await store.ensure(ONE, fetching(ONE), there.caller("owner"))).close()
     clock.now_s += 300.0
@@ -196,7 +196,7 @@ def test_what_another_process_forgets_meanwhile_is_no_error(tmp_path: Path, monk
         Path(found[0].path).unlink()
         return found
 
-    monkeypatch.setattr("artifacts.permits.entries", listed)
+    monkeypatch.setattr("artifacts.store.permissions.entries", listed)
     permits.answered(("b", "r", D), 1001.0, yes=True)
 
 

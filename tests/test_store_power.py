@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from artifacts.publish import Job
-from artifacts.store import Store
+from artifacts.store.publish import Job
+from artifacts.store.store import Store
 from tests.kit.powerloss import ForgetfulDisk, PowerLossError
 from tests.kit.stored import KIB, content, fetching, raw, wanted, whole
 

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import digests, listing, sums
-from artifacts.layout import Key
-from artifacts.listing import Entry
-from artifacts.store import Store
-from artifacts.sums import Sums
+from artifacts import digest
+from artifacts.dialects import file_listing
+from artifacts.dialects.file_listing import Entry
+from artifacts.sources import learned_sums
+from artifacts.sources.learned_sums import Sums
+from artifacts.store.layout import Key
+from artifacts.store.store import Store
 
-KEY = Key("s3 x", digests.of(b"copy"))
-SUM = digests.of(b"a")
-LISTED = listing.choose("s3://abc/m/", [Entry("a.gguf", 1, "etag:1"), Entry("b.json", 1, f"sha256:{'b' * 64}")])
+KEY = Key("s3 x", digest.of(b"copy"))
+SUM = digest.of(b"a")
+LISTED = file_listing.choose("s3://abc/m/", [Entry("a.gguf", 1, "etag:1"), Entry("b.json", 1, f"sha256:{'b' * 64}")])
 
 
 def test_what_came_is_known_again_and_only_of_that_copy(tmp_path: Path) -> None:
@@ -34,7 +36,7 @@ def test_what_cannot_be_read_is_forgotten(tmp_path: Path, text: bytes) -> None:
 
 
 def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "SUMS_MAX", 2)
+    monkeypatch.setattr(learned_sums, "SUMS_MAX", 2)
     store = Store(tmp_path).open()
     for number in range(4):
         Sums(store).remember(Key(f"s3 {number}", KEY.digest), {"a.gguf": SUM})

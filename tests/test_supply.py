@@ -12,18 +12,19 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from artifacts import digests, ocilayout, reference
-from artifacts.client import Client
-from artifacts.contents import RefusedError
-from artifacts.layout import Key
-from artifacts.meanings import Meanings
-from artifacts.obtain import Came, MirrorSite, Registries
-from artifacts.ocilayout import Layout
-from artifacts.policy import ALLOW
-from artifacts.publish import Copy as Copy_
-from artifacts.refusals import RegistryError
-from artifacts.store import Store
-from artifacts.transport import Site
+from artifacts import digest, reference
+from artifacts.dialects.contents import RefusedError
+from artifacts.errors import RegistryError
+from artifacts.fetch.registry import Came, MirrorSite, Registries
+from artifacts.file_policy import ALLOW
+from artifacts.http.transport import Site
+from artifacts.pack import oci_layout
+from artifacts.pack.oci_layout import Layout
+from artifacts.registry.client import Client
+from artifacts.store.layout import Key
+from artifacts.store.publish import Copy as Copy_
+from artifacts.store.store import Store
+from artifacts.store.tag_cache import Meanings
 from autoscaler.actions import Plan
 from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
@@ -186,7 +187,7 @@ async def test_a_copy_that_does_not_fit_the_engine_is_let_go(tmp_path: Path) -> 
 def test_a_meaning_without_its_copy_locates_nothing(tmp_path: Path) -> None:
     one, of = at(tmp_path), reference.parse("oci://r.example/a:1")
     store = Store(tmp_path / "weights").open()
-    Meanings(store).remember(of, Key(of.host, digests.of(b"x")))
+    Meanings(store).remember(of, Key(of.host, digest.of(b"x")))
     wants = model("oci://r.example/a:1")
     assert one.located(wants) is wants
 
@@ -300,7 +301,7 @@ UNSAFE = {"model.safetensors": as_safetensors(b""), "config.json": b"{}", "model
 
 async def test_what_is_unsafe_comes_for_a_model_that_allows_it_and_for_no_other(tmp_path: Path) -> None:
     folder = packed.model(tmp_path / "m", UNSAFE)
-    ocilayout.write(tmp_path / "layout", planned(folder, allow_unsafe=True), "modelpack", "v1")
+    oci_layout.write(tmp_path / "layout", planned(folder, allow_unsafe=True), "modelpack", "v1")
     with packed.served(tmp_path / "layout") as host:
         one, of = at(tmp_path, Registries()), f"oci://{host}/{packed.NAME}:v1"
         strict = model(of, engine="vllm")

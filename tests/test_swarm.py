@@ -11,19 +11,21 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from artifacts import obtain, parts, reference
-from artifacts.client import Client
-from artifacts.credentials import Chain, Keychain
-from artifacts.digests import Digest
-from artifacts.obtain import Registries
-from artifacts.packing import Form
-from artifacts.peers import Peer
-from artifacts.publish import Copy
-from artifacts.refusals import MismatchError, UnreachableError
-from artifacts.store import Store
-from artifacts.swarm import Peering
-from artifacts.transport import Limits, Site
-from artifacts.verify import verify
+from artifacts import reference
+from artifacts.credentials.keychain import Chain, Keychain
+from artifacts.digest import Digest
+from artifacts.errors import MismatchError, UnreachableError
+from artifacts.fetch import registry
+from artifacts.fetch.registry import Registries
+from artifacts.http.transport import Limits, Site
+from artifacts.oci import spans
+from artifacts.pack.pack import Form
+from artifacts.peers.client import Peering
+from artifacts.peers.selection import Peer
+from artifacts.registry.client import Client
+from artifacts.store.publish import Copy
+from artifacts.store.store import Store
+from artifacts.store.verify import verify
 from tests.kit import neighbours, packed
 from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock, keychain
 from tests.kit.neighbours import TOKEN, Neighbour
@@ -68,7 +70,7 @@ class House:
         them = [Peer(f"node-{number}", one.url, none if number else known) for number, one in enumerate(peers)]
         among = Peering(lambda: them, own=name, token=lambda: token, limits=limits)
         ways = Registries(self.keychain, pace=StillClock(), peering=among if peers else None)
-        copy = await obtain.obtain(self.of(asked), self.store(name), ways)
+        copy = await registry.obtain(self.of(asked), self.store(name), ways)
         self.given = dict(among.given)
         return copy
 
@@ -318,8 +320,8 @@ async def test_another_registry_that_names_the_same_digests_gets_nothing_of_a_pe
 async def test_parts_of_one_blob_come_from_peers_and_the_registry_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 10_000)
-    monkeypatch.setattr(parts, "PART_BYTES", 7_000)
+    monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 10_000)
+    monkeypatch.setattr(spans, "PART_BYTES", 7_000)
     async with house(tmp_path) as one, with_peer(one) as peer, with_peer(one, "b") as second:
         count = 0
 
@@ -374,8 +376,8 @@ ONE_FILE = {"m.gguf": as_gguf(bytes(1 << 20))}
 async def test_four_nodes_that_pull_at_the_same_time_take_it_little_more_than_once_from_the_registry(
     tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 100_000)
-    monkeypatch.setattr(parts, "PART_BYTES", 16 << 10)
+    monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 100_000)
+    monkeypatch.setattr(spans, "PART_BYTES", 16 << 10)
     async with house(tmp_path, files) as one, contextlib.AsyncExitStack() as stack:
         names = ["a", "b", "c", "d"]
         nodes = [await stack.enter_async_context(neighbours.serving(one.store(name))) for name in names]

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import tar
-from artifacts.tar import BadArchiveError, End, Member, Reader
+from artifacts.archives import tar
+from artifacts.archives.tar import BadArchiveError, End, Member, Reader
 from tests.kit.archives import END, cut, gather, header, honest, member, padded, pax, read, record
 from tests.kit.budget import examples
 

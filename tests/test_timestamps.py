@@ -17,11 +17,12 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import Certificate
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from artifacts import signatures, trustroot
-from artifacts.digests import Digest
-from artifacts.identities import Identity
-from artifacts.signatures import Policy
-from artifacts.timestamps import TIMESTAMPS_MAX
+from artifacts.digest import Digest
+from artifacts.signatures import policy as signatures
+from artifacts.signatures import trust_root
+from artifacts.signatures.identities import Identity
+from artifacts.signatures.policy import Policy
+from artifacts.signatures.timestamps import TIMESTAMPS_MAX
 from tests.kit.keyless import AT_S, SINCE, WHO, private
 from tests.kit.signed import SIGNED, b64, bundled, envelope
 from tests.kit.stamped import SIGNED_DATA, Second, info
@@ -38,7 +39,7 @@ OURS = Second()
 
 
 def rooted(trusted: dict[str, Any], who: Identity = WHO) -> Policy:
-    return Policy("enforce", identities=(who,), root=trustroot.parse(json.dumps(trusted).encode()))
+    return Policy("enforce", identities=(who,), root=trust_root.parse(json.dumps(trusted).encode()))
 
 
 ENFORCE = rooted(OURS.trusted())

@@ -15,16 +15,18 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from artifacts import publickeys, pushing, trusting
-from artifacts.blobs import Blob
-from artifacts.bundles import BUNDLE, BUNDLE_BYTES_MAX
-from artifacts.client import Client
-from artifacts.digests import Digest
-from artifacts.referrers import tag_of
-from artifacts.registry import INDEX, MANIFEST
-from artifacts.signatures import Bundled, Cosign, Policy, Verdict
-from artifacts.transport import Site
-from artifacts.trusting import SIGNATURE, SIMPLE
+from artifacts.digest import Digest
+from artifacts.fetch import verify_signatures
+from artifacts.fetch.verify_signatures import SIGNATURE, SIMPLE
+from artifacts.http.transport import Site
+from artifacts.registry import push
+from artifacts.registry.blobs import Blob
+from artifacts.registry.client import Client
+from artifacts.registry.manifests import INDEX, MANIFEST
+from artifacts.registry.referrers import tag_of
+from artifacts.signatures import public_keys
+from artifacts.signatures.bundles import BUNDLE, BUNDLE_BYTES_MAX
+from artifacts.signatures.policy import Bundled, Cosign, Policy, Verdict
 from tests.kit.fake_registry import FakeRegistry, StillClock, digest_of, index, says
 from tests.kit.signed import OTHER, bundled, cosign, envelope, key, payload, statement
 
@@ -47,7 +49,7 @@ class Place:
         self.tag = f"{tag_of(self.digest)}.sig"
 
     async def judge(self, policy: Policy = ENFORCE, seconds_max: float = 60) -> Verdict:
-        return await trusting.judge(self.client, NAME, self.digest, policy, seconds_max=seconds_max)
+        return await verify_signatures.judge(self.client, NAME, self.digest, policy, seconds_max=seconds_max)
 
     async def refusal(self) -> str:
         """The first reason for a no, without what it was found as."""
@@ -76,7 +78,7 @@ class Place:
 
     async def refer(self, body: bytes) -> None:
         """As cosign attaches it: the registry, or the tag, lists it."""
-        await pushing.push_manifest(self.client, NAME, digest_of(body), body, MANIFEST)
+        await push.push_manifest(self.client, NAME, digest_of(body), body, MANIFEST)
 
     def list(self, *bodies: bytes, **changed: object) -> None:
         """By the API of referrers."""
@@ -132,7 +134,7 @@ async def test_what_cosign_leaves_in_a_registry_holds(way: str) -> None:
             one.fake.manifests[NAME, name] = (media_type, body.encode())
         for blob in COSIGN[way]["blobs"]:
             one.fake.blob(blob.encode())
-        own = publickeys.parse(COSIGN["key"].encode())
+        own = public_keys.parse(COSIGN["key"].encode())
         assert (await one.judge(Policy("enforce", (key(OURS), own)))).signed_by == f"key {own.id}"
         assert await one.refusal() == "it is by none of the keys"
 
@@ -213,13 +215,13 @@ async def test_point_17_signatures_are_bounded_in_size_and_number() -> None:
         one.list(one.manifest(huge))
         assert await one.refusal() == f"larger than {BUNDLE_BYTES_MAX} bytes"
         text = payload(one.digest)
-        junk = [cosign(THEIRS, text + b" " * n) for n in range(trusting.LOOKS_MAX)]
+        junk = [cosign(THEIRS, text + b" " * n) for n in range(verify_signatures.LOOKS_MAX)]
         one.list(one.by_cosign(*junk, cosign(OURS, text)))
         verdict = await one.judge()
         assert not verdict.publish
         one.fake.seen.clear()
         await one.judge()
-        assert len(one.fake.asked("GET", "/blobs/")) == trusting.LOOKS_MAX - 1
+        assert len(one.fake.asked("GET", "/blobs/")) == verify_signatures.LOOKS_MAX - 1
         one.fake.manifest(NAME, one.tag, one.by_cosign(cosign(OURS, text)))
         assert (await one.judge()).publish  # what is crowded out in one place is found in the other
 

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from artifacts import digests, members, paths, unpack
-from artifacts.contents import File
+from artifacts import digest, safe_paths
+from artifacts.archives import member_filter
+from artifacts.archives.tar import BadArchiveError
 from artifacts.dialects.base import Encoding
-from artifacts.digests import Digest
-from artifacts.kinds import Role
-from artifacts.tar import BadArchiveError
-from artifacts.unpack import Unpacked, Unpacking
+from artifacts.dialects.contents import File
+from artifacts.digest import Digest
+from artifacts.fetch import unpack
+from artifacts.fetch.unpack import Unpacked, Unpacking
+from artifacts.files import Role
 from tests.kit.archives import END, cut, header, honest, layer, member, pax
 
 MODEL = {"model.safetensors": b"w" * 5000, "config.json": b"{}", "sub/tokenizer.json": b"{}", "sub/a/README.md": b"#"}
@@ -39,7 +41,7 @@ def lay(
 ) -> list[Unpacked]:  # fmt: skip
     folder = os.open(below, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with Unpacking(folder, paths.Tree(), room, root=root, allow_unsafe=allow_unsafe) as unpacking:
+        with Unpacking(folder, safe_paths.Tree(), room, root=root, allow_unsafe=allow_unsafe) as unpacking:
             return unpacking.archive(of or layer(content), cut(content, 700), diff_id)
     finally:
         os.close(folder)
@@ -48,7 +50,7 @@ def lay(
 def lay_all(below: Path, layers: list[bytes], room: int = ROOM) -> None:
     folder = os.open(below, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with Unpacking(folder, paths.Tree(), room) as unpacking:
+        with Unpacking(folder, safe_paths.Tree(), room) as unpacking:
             for content in layers:
                 unpacking.archive(layer(content), [content])
     finally:
@@ -73,10 +75,10 @@ def refused(below: Path, content: bytes, said: str, of: File | None = None, *, a
 def test_an_honest_archive_is_laid_out(encoding: Encoding, below: Path) -> None:
     content = honest(MODEL, folders=["sub", "empty"])
     packed = {"tar": content, "tar+gzip": gzip.compress(content), "tar+zstd": zstandard.compress(content)}[encoding]
-    found = lay(below, packed, layer(content, encoding), diff_id=digests.of(content))
+    found = lay(below, packed, layer(content, encoding), diff_id=digest.of(content))
     assert {one.path: one.size for one in found} == {path: len(held) for path, held in MODEL.items()}
     assert {one.path: one.role for one in found}["sub/tokenizer.json"] == "tokenizer"
-    assert {one.path: one.digest for one in found} == {path: digests.of(held) for path, held in MODEL.items()}
+    assert {one.path: one.digest for one in found} == {path: digest.of(held) for path, held in MODEL.items()}
     assert there(below) == MODEL
     assert (below / "empty").is_dir()
 
@@ -119,12 +121,12 @@ def test_the_models_folder_is_the_first_that_is_there() -> None:
     content = member(b"a.gguf") + member(b"./models/b.gguf") + END
     names = [one.path for one in unpack.members([content], layer(content))]
     assert names == ["a.gguf", "./models/b.gguf"]
-    assert members.root_of(("models", ""), names) == "models"
-    assert members.root_of(("x", "models"), names) == "models"
-    assert members.root_of(("models", ""), ["a", "models-evil/x"]) == ""
-    assert members.root_of(("",), iter(())) == ""
+    assert member_filter.root_of(("models", ""), names) == "models"
+    assert member_filter.root_of(("x", "models"), names) == "models"
+    assert member_filter.root_of(("models", ""), ["a", "models-evil/x"]) == ""
+    assert member_filter.root_of(("",), iter(())) == ""
     with pytest.raises(BadArchiveError, match="the archive has no folder models"):
-        members.root_of(("models",), ["a.gguf"])
+        member_filter.root_of(("models",), ["a.gguf"])
 
 
 def test_names_are_laid_under_the_layers_folder(below: Path) -> None:
@@ -236,7 +238,7 @@ def test_a_failure_of_who_brings_the_bytes_leaves_nothing_either(below: Path) ->
         raise ConnectionError("gone")
 
     folder = os.open(below, os.O_RDONLY)
-    with pytest.raises(ConnectionError), Unpacking(folder, paths.Tree(), ROOM) as unpacking:
+    with pytest.raises(ConnectionError), Unpacking(folder, safe_paths.Tree(), ROOM) as unpacking:
         unpacking.archive(layer(b""), breaking())
     assert not list(below.iterdir())
     os.close(folder)
@@ -248,7 +250,7 @@ def test_what_others_have_put_there_meanwhile_stays_theirs(below: Path) -> None:
         (below / "d" / "theirs").write_text("x")
 
     folder = os.open(below, os.O_RDONLY)
-    with pytest.raises(BadArchiveError, match="cut off"), Unpacking(folder, paths.Tree(), ROOM) as unpacking:
+    with pytest.raises(BadArchiveError, match="cut off"), Unpacking(folder, safe_paths.Tree(), ROOM) as unpacking:
         unpacking.archive(layer(b""), bringing())
     assert there(below) == {"d/theirs": b"x"}
     os.close(folder)
@@ -256,11 +258,11 @@ def test_what_others_have_put_there_meanwhile_stays_theirs(below: Path) -> None:
 
 def test_a_diff_id_that_is_another_is_refused(below: Path) -> None:
     content = honest(MODEL)
-    lay(below, content, diff_id=digests.of(content))
+    lay(below, content, diff_id=digest.of(content))
     for path in sorted(below.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(BadArchiveError, match="its diffID is another"):
-        lay(below, content, diff_id=digests.of(b"else"))
+        lay(below, content, diff_id=digest.of(b"else"))
     assert not list(below.iterdir())
 
 

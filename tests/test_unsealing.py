@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from artifacts import unsealing
-from artifacts.blobs import Moved
-from artifacts.sealed import Sealed, judging
-from artifacts.splicing import interrupt
-from artifacts.transport import Limits
-from artifacts.unsealing import Ends, Put, move
+from artifacts.download import tls_receive
+from artifacts.download.splice import interrupt
+from artifacts.download.tls_receive import Ends, Put, move
+from artifacts.http.sealed import Sealed, judging
+from artifacts.http.transport import Limits
+from artifacts.registry.blobs import Moved
 from tests.kit.certificates import OURS, leaf, write_authority
 from tests.kit.pulled import go, place
 
@@ -187,7 +187,7 @@ def test_a_body_is_taken_from_the_loop_of_users_too(tmp_path: Path, monkeypatch:
         moved.append(count)
         return move(ends, count, put, at, limits)
 
-    monkeypatch.setattr(unsealing, "move", counted)
+    monkeypatch.setattr(tls_receive, "move", counted)
 
     async def fetch() -> None:
         async with place(tmp_path) as one:

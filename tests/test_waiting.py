@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from artifacts.waiting import over
+from artifacts.disk.threads import over
 
 
 async def begun(work: asyncio.Future[object]) -> asyncio.Task[None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.warmth import STEP_BYTES, warm
+from artifacts.disk.page_cache import STEP_BYTES, warm
 
 
 def sparse(path: Path, size: int) -> Path:

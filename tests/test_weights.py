@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from artifacts.store import Row, Store
+from artifacts.store.store import Row, Store
 from pilotlight import stored
 from pilotlight.cli import cli
 from tests.kit.stored import KIB, fetching, raw, wanted

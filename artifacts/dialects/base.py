@@ -1,7 +1,7 @@
 """What a dialect is: it knows its manifests, and says of each of their layers what it is meant to be. Pure.
 
 Owns the seam. A dialect only translates: nothing that it says is checked yet, and it lets nothing in. That is
-`artifacts.contents`' and `artifacts.policy`'s.
+`artifacts.dialects.contents`' and `artifacts.file_policy`'s.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from artifacts import manifest, strict_json
-from artifacts.descriptors import BadManifestError, Descriptor
-from artifacts.kinds import Role
-from artifacts.manifest import Manifest
+from artifacts.files import Role
+from artifacts.oci import manifest, strict_json
+from artifacts.oci.descriptor import BadManifestError, Descriptor
+from artifacts.oci.manifest import Manifest
 
 Encoding = Literal["raw", "tar", "tar+gzip", "tar+zstd"]
 """How a layer holds what it holds: as it is, or as an archive."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
-from artifacts.descriptors import Descriptor
 from artifacts.dialects import modelpack
 from artifacts.dialects.base import Dialect, Reading, Said, numbered, path_of
-from artifacts.manifest import Manifest
+from artifacts.oci.descriptor import Descriptor
+from artifacts.oci.manifest import Manifest
 
 NAME = "Docker Model Runner"
 _CONFIG = re.compile(r"application/vnd\.docker\.ai\.model\.config\.(v[^+]*)\+json")

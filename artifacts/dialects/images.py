@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import cast
 
-from artifacts.descriptors import Descriptor
 from artifacts.dialects.base import Dialect, Encoding, Reading, Said, config_object
-from artifacts.manifest import Manifest
+from artifacts.oci.descriptor import Descriptor
+from artifacts.oci.manifest import Manifest
 
 MODELS = "models"
 _CONFIGS = frozenset({"application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json"})

@@ -11,10 +11,10 @@ import re
 from collections import defaultdict
 from typing import cast
 
-from artifacts.descriptors import Descriptor
 from artifacts.dialects.base import Dialect, Encoding, Reading, Said, config_object
-from artifacts.kinds import Role
-from artifacts.manifest import Manifest
+from artifacts.files import Role
+from artifacts.oci.descriptor import Descriptor
+from artifacts.oci.manifest import Manifest
 
 NAME = "KitOps ModelKit"
 CONFIG = "application/vnd.kitops.modelkit.config.v1+json"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 
-from artifacts import strict_json
-from artifacts.descriptors import Descriptor
 from artifacts.dialects.base import Dialect, Encoding, Reading, Said, path_of
-from artifacts.kinds import Role
-from artifacts.manifest import Manifest
+from artifacts.files import Role
+from artifacts.oci import strict_json
+from artifacts.oci.descriptor import Descriptor
+from artifacts.oci.manifest import Manifest
 
 CURRENT, LEGACY = "ModelPack", "ModelPack by its older name (cnai)"
 _MANIFEST = re.compile(r"application/vnd\.(cncf|cnai)\.model\.(?:manifest|config)\.v1\+json")

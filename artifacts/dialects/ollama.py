@@ -6,9 +6,9 @@ are ours. Newer models have one layer for each tensor, each with a `name`.
 
 from __future__ import annotations
 
-from artifacts.descriptors import Descriptor
 from artifacts.dialects.base import Dialect, Reading, Said, numbered
-from artifacts.manifest import Manifest
+from artifacts.oci.descriptor import Descriptor
+from artifacts.oci.manifest import Manifest
 
 NAME = "Ollama"
 _BEGIN = "application/vnd.ollama.image."

@@ -3,8 +3,8 @@
 
 Says as JSON what it cost (the interpreter's start is not in it: the agent of a node runs all the time), its largest
 memory (which is the process's), and how many bytes were there before. `KILL_AT=0.9` ends a fetch there by SIGKILL. With
-`SYNC=1` all is on the disk at the end, else as a node's store has it (`artifacts.settling`): there when it is summed,
-and brought onto the disk afterwards.
+`SYNC=1` all is on the disk at the end, else as a node's store has it (`artifacts.store.durability`): there when it is
+summed, and brought onto the disk afterwards.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import signal
 import sys
 from pathlib import Path
 
-from artifacts import manifest, pull, pushing, registry
-from artifacts.blobs import Blob
-from artifacts.client import Client
-from artifacts.digests import Digest
-from artifacts.disk import Disk
-from artifacts.mirrors import Mirrored
-from artifacts.pull import Wanted
-from artifacts.transport import Site
+from artifacts.digest import Digest
+from artifacts.disk.disk import Disk
+from artifacts.download import pull
+from artifacts.download.pull import Wanted
+from artifacts.http.transport import Site
+from artifacts.oci import manifest
+from artifacts.registry import manifests, push
+from artifacts.registry.blobs import Blob
+from artifacts.registry.client import Client
+from artifacts.registry.mirrors import Mirrored
 from bench.weights.cost import Cost
 
 
@@ -34,7 +36,7 @@ async def _fetch(reference: str, folder: Path, ca: Path | None) -> None:
     came: dict[Digest, int] = {}
     cost = Cost()
     async with Client(Site(host, plain_http=ca is None, ca=ca)) as client:
-        found = await registry.manifest(client, name, tag)
+        found = await manifests.manifest(client, name, tag)
         parsed = manifest.parse(found.body)
         layers = parsed.layers if isinstance(parsed, manifest.Manifest) else ()
         wanted = [Wanted(Blob(name, one.digest, one.size), Path(f"{at}")) for at, one in enumerate(layers)]
@@ -62,7 +64,7 @@ async def _push(reference: str, path: Path) -> None:
         summed = hashlib.file_digest(file, "sha256").hexdigest()
     async with Client(Site(host)) as client:
         blob = Blob(name, Digest(f"sha256:{summed}"), path.stat().st_size)
-        came = await pushing.push_blob(client, blob, pushing.FileSource(path))
+        came = await push.push_blob(client, blob, push.FileSource(path))
     cost.tell(came=came)
 
 

@@ -15,12 +15,12 @@ import subprocess
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from artifacts import pushing
-from artifacts.blobs import Blob
-from artifacts.client import Client
-from artifacts.digests import Digest
-from artifacts.registry import MANIFEST
-from artifacts.transport import Site
+from artifacts.digest import Digest
+from artifacts.http.transport import Site
+from artifacts.registry import push
+from artifacts.registry.blobs import Blob
+from artifacts.registry.client import Client
+from artifacts.registry.manifests import MANIFEST
 from bench.kit import MIB, answers, free_port, running
 from tests.kit.certificates import OURS, leaf, write
 
@@ -61,7 +61,7 @@ async def artifact(place: Path, host: str, tag: str, sizes: Sequence[int], title
             path = place / "blob"
             await asyncio.to_thread(random_file, path, size)
             named = await asyncio.to_thread(digest, path)
-            await pushing.push_blob(client, Blob(NAME, named, size), pushing.FileSource(path))
+            await push.push_blob(client, Blob(NAME, named, size), push.FileSource(path))
             path.unlink()
             title_of = {"org.opencontainers.image.title": titles[number] if titles else f"{number}"}
             layers.append(
@@ -69,14 +69,14 @@ async def artifact(place: Path, host: str, tag: str, sizes: Sequence[int], title
             )
         body = {"schemaVersion": 2, "mediaType": MANIFEST, "artifactType": "application/x-bench"}
         body |= {"config": config, "layers": layers}
-        await pushing.push_manifest(client, NAME, tag, json.dumps(body).encode(), MANIFEST)
+        await push.push_manifest(client, NAME, tag, json.dumps(body).encode(), MANIFEST)
 
 
 async def _blob(client: Client, place: Path, content: bytes, kind: str) -> dict[str, object]:
     path = place / "config"
     path.write_bytes(content)
     named = digest(path)
-    await pushing.push_blob(client, Blob(NAME, named, len(content)), pushing.FileSource(path))
+    await push.push_blob(client, Blob(NAME, named, len(content)), push.FileSource(path))
     return {"mediaType": kind, "digest": named, "size": len(content)}
 
 

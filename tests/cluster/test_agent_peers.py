@@ -9,10 +9,10 @@ from typing import Any
 
 from aiohttp import web
 
-from artifacts.client import Client
-from artifacts.ocilayout import Layout
-from artifacts.store import Store
-from artifacts.transport import Site
+from artifacts.http.transport import Site
+from artifacts.pack.oci_layout import Layout
+from artifacts.registry.client import Client
+from artifacts.store.store import Store
 from autoscaler.drivers.kubernetes.api import Api
 from pilotlight.neighbours import CERTIFIED
 from tests.cluster.conftest import next_number

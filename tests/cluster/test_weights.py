@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from artifacts import ocilayout
-from artifacts.client import Client
-from artifacts.credentials import Known
-from artifacts.dockerconfig import Login
-from artifacts.ocilayout import Layout
-from artifacts.store import Store
-from artifacts.transport import Site
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import Known
+from artifacts.http.transport import Site
+from artifacts.pack import oci_layout
+from artifacts.pack.oci_layout import Layout
+from artifacts.registry.client import Client
+from artifacts.store.store import Store
 from autoscaler import documents, mounts
 from autoscaler.drivers.kubernetes import pods, volumes
 from autoscaler.drivers.kubernetes.api import Api
@@ -274,7 +274,7 @@ async def test_an_adapter_out_of_a_registry_and_what_is_unsafe_come_to_the_node_
     async with FakeRegistry().serving() as registry:
         async with Client(Site(registry.host)) as client:
             unsafe = planned(packed.model(tmp_path / "model", {**FILES, "modeling.py": b"pass"}), allow_unsafe=True)
-            ocilayout.write(tmp_path / "layout", unsafe, "modelpack-raw", "v1")
+            oci_layout.write(tmp_path / "layout", unsafe, "modelpack-raw", "v1")
             await packed.push(client, Layout(tmp_path / "layout"))
             lora = packed.model(tmp_path / "lora", {"lora.gguf": b"GGUF" + bytes(99)})
             await packed.push(client, packed.packed(lora, tmp_path / "oci"), tag="lora")

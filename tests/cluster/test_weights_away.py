@@ -10,13 +10,13 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from artifacts.client import Client
-from artifacts.credentials import Known
-from artifacts.dockerconfig import Login
-from artifacts.ocilayout import Layout
-from artifacts.permits import FRESH_S
-from artifacts.store import Store
-from artifacts.transport import Site
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import Known
+from artifacts.http.transport import Site
+from artifacts.pack.oci_layout import Layout
+from artifacts.registry.client import Client
+from artifacts.store.permissions import FRESH_S
+from artifacts.store.store import Store
 from autoscaler.drivers.kubernetes.api import Api
 from tests.cluster.house import House
 from tests.cluster.kubelet.node import Node

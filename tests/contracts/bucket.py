@@ -17,26 +17,28 @@ from typing import Protocol
 import pytest
 from click.testing import CliRunner
 
-from artifacts import bring, bucket, digests, source
-from artifacts.blobs import Blob
-from artifacts.bring import Ways
-from artifacts.contents import RefusedError
-from artifacts.layout import ForbiddenError
-from artifacts.listing import Listing
-from artifacts.obtain import Registries
-from artifacts.pace import Pace
-from artifacts.places import Lone, Place
-from artifacts.publish import Copy
-from artifacts.refusals import AbsentError, DeniedError, MismatchError, RegistryError
-from artifacts.store import Store
-from artifacts.verify import verify
+from artifacts import digest, source_uri
+from artifacts.dialects.contents import RefusedError
+from artifacts.dialects.file_listing import Listing
+from artifacts.errors import AbsentError, DeniedError, MismatchError, RegistryError
+from artifacts.fetch import fetch
+from artifacts.fetch.fetch import Ways
+from artifacts.fetch.registry import Registries
+from artifacts.http.retry import Pace
+from artifacts.registry.blobs import Blob
+from artifacts.sources import s3 as bucket
+from artifacts.sources.http_files import Lone, Place
+from artifacts.store.layout import ForbiddenError
+from artifacts.store.publish import Copy
+from artifacts.store.store import Store
+from artifacts.store.verify import verify
 from pilotlight.cli import cli
 from tests.kit.fake_registry import FakeRegistry
 from tests.kit.weight_files import as_gguf, as_safetensors
 
 REGION = "eu-test-1"
 NAMES = ("a b+c.txt", "ünï/日本語.txt", "100%25 &=?#;,@$!'()*[].txt", "~-._/x.txt", "deep/er/<&amp;>.txt")
-"""Of objects; a path has no place for others (`artifacts.paths`)."""
+"""Of objects; a path has no place for others (`artifacts.safe_paths`)."""
 WEIGHTS = as_gguf(hashlib.shake_128(b"weights").digest(300_000))
 OTHERS = as_gguf(WEIGHTS[::-1])
 MANY = 1003
@@ -80,7 +82,7 @@ class Late(Pace):
 
 
 class BucketContract:
-    """The promises of `artifacts.bucket`, where a store keeps its own."""
+    """The promises of `artifacts.sources.s3`, where a store keeps its own."""
 
     async def test_all_below_a_prefix_comes_under_its_names(self, rig: Rig, tmp_path: Path) -> None:
         below = {"model.safetensors": as_safetensors(WEIGHTS), "empty.txt": b""} | {
@@ -135,7 +137,7 @@ class BucketContract:
         with await _bring(rig, tmp_path, "m/") as copy:
             assert copy.record.key != first
             assert _held(copy) == {"one.gguf": OTHERS}
-            assert [one.digest for one in copy.record.laid] == [digests.of(OTHERS)]
+            assert [one.digest for one in copy.record.laid] == [digest.of(OTHERS)]
 
     async def test_the_sum_that_was_learned_first_is_held_to_when_it_comes_again(
         self, rig: Rig, tmp_path: Path
@@ -153,7 +155,7 @@ class BucketContract:
         await rig.put("m/one.gguf", WEIGHTS, summed=True)
         for key in ("m/", "m/one.gguf"):
             async with _looked(rig, key) as (found, _):
-                assert [one.entry.claim for one in found.taken] == [digests.of(WEIGHTS)]
+                assert [one.entry.claim for one in found.taken] == [digest.of(WEIGHTS)]
             with await _bring(rig, tmp_path, key) as copy:
                 assert not copy.record.unpacked
 
@@ -167,7 +169,7 @@ class BucketContract:
                 assert only.entry.digest is None
         with await _bring(rig, tmp_path, "m/") as copy:
             assert _held(copy) == {"one.gguf": b"".join(parts)}
-            assert [one.digest for one in copy.record.laid] == [digests.of(b"".join(parts))]
+            assert [one.digest for one in copy.record.laid] == [digest.of(b"".join(parts))]
 
     @pytest.mark.parametrize("key", ["m/", "m/one.gguf"])
     @pytest.mark.parametrize(("name", "value", "said"), WRONG)
@@ -184,11 +186,11 @@ class BucketContract:
     async def test_what_one_pulled_is_kept_for_whoever_may_read_it(self, rig: Rig, tmp_path: Path) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         (await _bring(rig, tmp_path, "m/")).close()
-        of, store = source.Bucket(rig.bucket, "m/"), Store(tmp_path / "store", spare_bytes=0).open()
+        of, store = source_uri.Bucket(rig.bucket, "m/"), Store(tmp_path / "store", spare_bytes=0).open()
         for name, value, _ in WRONG:
             with pytest.raises(ForbiddenError):
-                await bring.kept(of, store, Ways(Registries(), rig.env() | {name: value}))
-        found = await bring.kept(of, store, Ways(Registries(), rig.env()))
+                await fetch.kept(of, store, Ways(Registries(), rig.env() | {name: value}))
+        found = await fetch.kept(of, store, Ways(Registries(), rig.env()))
         assert found is not None
         found.close()
 
@@ -268,7 +270,7 @@ def _one_line(error: Exception, env: Mapping[str, str]) -> None:
 
 async def _bring(rig: Rig, folder: Path, key: str, env: Mapping[str, str] | None = None) -> Copy:
     ways = Ways(Registries(), env or rig.env(), folder)
-    return await bring.bring(source.Bucket(rig.bucket, key), Store(folder / "store", spare_bytes=0).open(), ways)
+    return await fetch.bring(source_uri.Bucket(rig.bucket, key), Store(folder / "store", spare_bytes=0).open(), ways)
 
 
 @contextlib.asynccontextmanager
@@ -276,8 +278,8 @@ async def _looked(
     rig: Rig, key: str, env: Mapping[str, str] | None = None, pace: Pace | None = None
 ) -> AsyncIterator[tuple[Listing, Place]]:
     """What is found, and where it can be read."""
-    of, ways = source.Bucket(rig.bucket, key), Ways(Registries(pace=pace or Pace()), env or rig.env())
-    async with bring.opened(of, ways) as there:
+    of, ways = source_uri.Bucket(rig.bucket, key), Ways(Registries(pace=pace or Pace()), env or rig.env())
+    async with fetch.opened(of, ways) as there:
         yield await bucket.look(there.place, of), there.place
 
 

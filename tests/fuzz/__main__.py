@@ -27,7 +27,7 @@ INSTRUMENTED = {
     "signed": ("artifacts",), "objects": ("autoscaler.drivers.kubernetes",),
     "reports": ("autoscaler.fold", "autoscaler.publish"),
     "yaml": ("autoscaler.strict_yaml", "autoscaler.expected", "autoscaler.rules"),
-    "gguf": ("artifacts.gguf",), "safetensors": ("artifacts.hfconfig",),
+    "gguf": ("artifacts.formats.gguf",), "safetensors": ("artifacts.formats.hf_config",),
     "port": ("pilotlight.ops_client", "pilotlight.show", "pilotlight.operating"),
     "providers": ("autoscaler.capacity",),
 }  # fmt: skip

@@ -6,11 +6,11 @@ import io
 import os
 import tarfile
 
-from artifacts import paths
+from artifacts import safe_paths
+from artifacts.archives.decompress import inflate
+from artifacts.archives.member_filter import Sieve
+from artifacts.archives.tar import BadArchiveError, Member
 from artifacts.dialects.base import Encoding
-from artifacts.inflate import inflate
-from artifacts.members import Sieve
-from artifacts.tar import BadArchiveError, Member
 from tests.fuzz.cutting import cut
 from tests.kit.archives import END, Said, header, layer, member, pax, read
 
@@ -69,7 +69,7 @@ def played(pieces: list[bytes], encoding: Encoding) -> list[Said] | str:
 
 def judge(said: list[Said]) -> None:
     """What is taken of it lies below the folder, once."""
-    sieve, taken = Sieve(layer(b""), paths.Tree()), set[str]()
+    sieve, taken = Sieve(layer(b""), safe_paths.Tree()), set[str]()
     for path, size, kind, held in said:
         assert len(held) == size
         try:

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import cast
 
-from artifacts import contents, manifest, platforms
-from artifacts.descriptors import BadManifestError, Platform
-from artifacts.manifest import Index, Manifest
+from artifacts.dialects import contents
+from artifacts.oci import manifest, platforms
+from artifacts.oci.descriptor import BadManifestError, Platform
+from artifacts.oci.manifest import Index, Manifest
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "artifacts"
 DIGEST = b"sha256:" + b"a" * 64

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from artifacts import claims, identities, publickeys, signatures, timestamps, transparency, trustroot
-from artifacts.claims import BadClaimError
-from artifacts.digests import Digest
-from artifacts.identities import Identity
-from artifacts.publickeys import BadKeyError
-from artifacts.signatures import Bundled, Cosign, Policy
-from artifacts.trustroot import BadRootError
+from artifacts.digest import Digest
+from artifacts.signatures import identities, payloads, policy, public_keys, timestamps, transparency_log, trust_root
+from artifacts.signatures.identities import Identity
+from artifacts.signatures.payloads import BadClaimError
+from artifacts.signatures.policy import Bundled, Cosign, Policy
+from artifacts.signatures.public_keys import BadKeyError
+from artifacts.signatures.trust_root import BadRootError
 
 _GOLDEN = Path(__file__).parents[1] / "golden" / "signatures"
 MADE: dict[str, Any] = json.loads((_GOLDEN / "keys.json").read_text())
@@ -23,11 +23,11 @@ PUBLIC_S = 1692374735
 """When the public sigstore's entry was made."""
 DIGEST = Digest(MADE["digest"])
 PUBLIC: dict[str, Any] = json.loads((_GOLDEN / "public-good.json").read_text())
-ROOT = trustroot.parse(json.dumps(PUBLIC["root"]).encode())
+ROOT = trust_root.parse(json.dumps(PUBLIC["root"]).encode())
 SECOND: dict[str, Any] = json.loads((_GOLDEN / "rekor2.json").read_text())
-SECOND_ROOT = trustroot.parse(json.dumps(SECOND["cases"]["happy-path"]["root"]).encode())
+SECOND_ROOT = trust_root.parse(json.dumps(SECOND["cases"]["happy-path"]["root"]).encode())
 NOBODY = Identity("nobody@example.com", "https://login.example")
-POLICY = Policy("enforce", tuple(publickeys.parse(MADE[kind]["key"].encode()) for kind in KINDS), (NOBODY,), ROOT)
+POLICY = Policy("enforce", tuple(public_keys.parse(MADE[kind]["key"].encode()) for kind in KINDS), (NOBODY,), ROOT)
 HOLDING = {base64.b64decode(MADE[kind]["dsse"]["dsseEnvelope"]["payload"]) for kind in KINDS}
 PAYLOAD: bytes = MADE["p256"]["payload"].encode()
 SIGNATURE = MADE["p256"]["signature"]
@@ -54,15 +54,15 @@ def signed(data: bytes) -> None:
     """As a bundle, a payload, a signature, a key, a certificate, a log's entry, a stamp and a trusted root."""
     text = data.decode("utf-8", "replace")
     for found in (Bundled("at", data), Cosign("at", data, SIGNATURE), Cosign("at", b"{}", text)):
-        verdict = signatures.judge(DIGEST, [found], POLICY)
+        verdict = policy.judge(DIGEST, [found], POLICY)
         assert verdict.publish == bool(verdict.signed_by)
         assert all(line.isprintable() for line in verdict.lines)
         if verdict.publish:
             assert _is_made(found), "nobody signed this"
-    _read(lambda: publickeys.parse(data), BadKeyError)
-    _read(lambda: trustroot.parse(data), BadRootError)
+    _read(lambda: public_keys.parse(data), BadKeyError)
+    _read(lambda: trust_root.parse(data), BadRootError)
     _read(lambda: identities.check(data, PUBLIC_S, ROOT), BadClaimError)
-    _read(lambda: transparency.check(claims.read(data, len(data), "it"), ROOT.logs), BadClaimError)
+    _read(lambda: transparency_log.check(payloads.read(data, len(data), "it"), ROOT.logs), BadClaimError)
     stamp = {"rfc3161Timestamps": [{"signedTimestamp": base64.b64encode(data).decode()}]}
     _read(lambda: timestamps.check({"timestampVerificationData": stamp}, b"", SECOND_ROOT.stampers), BadClaimError)
 

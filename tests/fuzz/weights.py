@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from artifacts import gguf, hfconfig
-from artifacts.caches import Shape
-from artifacts.ggufshape import KEYS
+from artifacts.formats import gguf, hf_config
+from artifacts.formats.gguf_memory import KEYS
+from artifacts.formats.memory import Shape
 from tests.fuzz.hostile import VALUES, Written, mutated, written
 from tests.fuzz.lines import check_line, is_line
 
@@ -279,14 +279,14 @@ def folder_case(random: Random) -> bytes:
 def folders(data: bytes) -> None:
     """A folder with config.json, one file of weights, and perhaps an index."""
     folder = _folder()
-    names = ("config.json", "a.safetensors", hfconfig.INDEX)
+    names = ("config.json", "a.safetensors", hf_config.INDEX)
     for name in names:
         (folder / name).unlink(missing_ok=True)
     for name, content in zip(names, data.split(_CUT, 2), strict=False):
         (folder / name).write_bytes(content)
     try:
-        info = hfconfig.read(folder)
-    except hfconfig.ConfigError as error:
+        info = hf_config.read(folder)
+    except hf_config.ConfigError as error:
         _is_refused(error, folder)
         return
     assert is_line(info.architecture), "the architecture is not one line"

@@ -6,11 +6,11 @@ import io
 import tarfile
 from collections.abc import Iterable, Iterator
 
-from artifacts import digests
-from artifacts.contents import File
+from artifacts import digest
+from artifacts.archives.tar import End, Event, Kind, Member, Reader
 from artifacts.dialects.base import Encoding
-from artifacts.kinds import Role
-from artifacts.tar import End, Event, Kind, Member, Reader
+from artifacts.dialects.contents import File
+from artifacts.files import Role
 
 END = bytes(1024)
 Said = tuple[str, int, Kind, bytes]
@@ -97,4 +97,4 @@ def cut(content: bytes, step: int) -> Iterator[bytes]:
 
 def layer(content: bytes, encoding: Encoding = "tar", role: Role = "mixed", under: str = "") -> File:
     """An archive as an artifact's layer."""
-    return File("", len(content), digests.of(content), role, encoding, under)
+    return File("", len(content), digest.of(content), role, encoding, under)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from artifacts.gpubus import Answer
+from pilotlight.agent.gpu.bus import Answer
 from tests.kit.objects import PlayedServer
 
 NODE, GPU_OPERATOR = "w1", "gpu-operator"

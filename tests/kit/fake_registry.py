@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from artifacts.credentials import Chain, Known
-from artifacts.dockerconfig import Login
-from artifacts.pace import Pace
-from artifacts.registry import INDEX, MANIFEST
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import Chain, Known
+from artifacts.http.retry import Pace
+from artifacts.registry.manifests import INDEX, MANIFEST
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Judge = Callable[[web.Request], web.StreamResponse | None]

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from artifacts.gguf import TEXTS_MAX
+from artifacts.formats.gguf import TEXTS_MAX
 
 READ = """
 import json, msgspec, re, sys, time
 from pathlib import Path
-from artifacts import gguf, hfconfig
+from artifacts.formats import gguf, hf_config
 from autoscaler import documents
 from autoscaler.drivers.kubernetes import decoding
 from autoscaler.expected import WrongKeyError
@@ -35,7 +35,7 @@ def read_object(path):
     return documents.one({"apiVersion": found["apiVersion"], "kind": "Model", "metadata": known, "spec": found["spec"]})
 def read_yaml(path):
     return documents.load([("a.yaml", path.read_text())])
-read = {"gguf": gguf.read, "folder": hfconfig.read, "yaml": read_yaml, "object": read_object}[sys.argv[1]]
+read = {"gguf": gguf.read, "folder": hf_config.read, "yaml": read_yaml, "object": read_object}[sys.argv[1]]
 path = Path(sys.argv[2])
 before, begin_s = peak(), time.process_time()
 try:

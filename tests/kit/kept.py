@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from artifacts.dockerconfig import Config
-from artifacts.store import Store
+from artifacts.credentials.docker_config import Config
+from artifacts.store.store import Store
 from autoscaler.contract import ReplicaId, WeightsReport
 from autoscaler.nodewants import NodeWant, NodeWants
 from autoscaler.settings import Weights

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from artifacts.offers import Offers
-from artifacts.serving import STREAMS_MAX, Serving
-from artifacts.store import Store
+from artifacts.peers.offers import Offers
+from artifacts.peers.server import STREAMS_MAX, Serving
+from artifacts.store.store import Store
 from autoscaler.door import Door
 
 TOKEN = "t0ken-that-all-nodes-show-each-other"

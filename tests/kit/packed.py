@@ -9,15 +9,17 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from artifacts import manifest, ocilayout, pushing
-from artifacts.blobs import Blob
-from artifacts.client import Client
-from artifacts.descriptors import Descriptor
-from artifacts.digests import Digest
-from artifacts.manifest import Index, Manifest
-from artifacts.ocilayout import Layout
-from artifacts.packing import Form
-from artifacts.transport import Site
+from artifacts.digest import Digest
+from artifacts.http.transport import Site
+from artifacts.oci import manifest
+from artifacts.oci.descriptor import Descriptor
+from artifacts.oci.manifest import Index, Manifest
+from artifacts.pack import oci_layout
+from artifacts.pack.oci_layout import Layout
+from artifacts.pack.pack import Form
+from artifacts.registry import push as pushing
+from artifacts.registry.blobs import Blob
+from artifacts.registry.client import Client
 from pilotlight.packing import planned
 from tests.kit.fake_registry import FakeRegistry
 from tests.kit.weight_files import as_gguf
@@ -38,7 +40,7 @@ def model(folder: Path, files: dict[str, bytes] | None = None) -> Path:
 
 def packed(source: Path, to: Path, form: Form = "modelpack") -> Layout:
     """A layout of what lies there."""
-    ocilayout.write(to, planned(source), form, "v1")
+    oci_layout.write(to, planned(source), form, "v1")
     return Layout(to)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from artifacts.disk import Disk
+from artifacts.disk.disk import Disk
 
 BLOCK = 512
 

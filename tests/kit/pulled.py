@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from artifacts import partial, parts, pull, sidecar
-from artifacts.blobs import Blob
-from artifacts.client import Client
-from artifacts.digests import Digest
-from artifacts.disk import Disk
-from artifacts.mirrors import Mirrored
-from artifacts.pull import Wanted, fetch
-from artifacts.transport import Answer as ClientAnswer
-from artifacts.transport import Limits, Site
+from artifacts.digest import Digest
+from artifacts.disk.disk import Disk
+from artifacts.download import partial_file, progress_file, pull
+from artifacts.download.pull import Wanted, fetch
+from artifacts.http.transport import Answer as ClientAnswer
+from artifacts.http.transport import Limits, Site
+from artifacts.oci import spans
+from artifacts.registry.blobs import Blob
+from artifacts.registry.client import Client
+from artifacts.registry.mirrors import Mirrored
 from tests.kit.certificates import OURS, leaf, write_authority
 from tests.kit.fake_registry import Answer, FakeRegistry, StillClock, digest_of, part_of, raw
 
@@ -33,11 +34,11 @@ PATH = Path("models/a.gguf")
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layouts as with large blobs: spans of one part each, and a line in the sidecar for each."""
-    monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 16384)
-    monkeypatch.setattr(parts, "SMALL_PART_BYTES", 4096)
-    monkeypatch.setattr(parts, "PART_BYTES", 4096)
-    monkeypatch.setattr(partial, "CHECKPOINT_BYTES", 4096)
-    monkeypatch.setattr(partial, "LAG_BYTES", 4096)
+    monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 16384)
+    monkeypatch.setattr(spans, "SMALL_PART_BYTES", 4096)
+    monkeypatch.setattr(spans, "PART_BYTES", 4096)
+    monkeypatch.setattr(partial_file, "CHECKPOINT_BYTES", 4096)
+    monkeypatch.setattr(partial_file, "LAG_BYTES", 4096)
     monkeypatch.setattr(pull, "TICK_S", 0.01)
     monkeypatch.setattr(pull, "BATCH_BYTES", 3000)
 
@@ -132,5 +133,5 @@ def leave(folder: Path, blob: Blob, content: bytes, done: range) -> None:
     """What an earlier process left."""
     (folder / "partial").mkdir(exist_ok=True)
     (folder / "partial" / blob.digest).write_bytes(content)
-    text = sidecar.head(blob.digest, blob.size, 4096) + sidecar.lines(done)
+    text = progress_file.head(blob.digest, blob.size, 4096) + progress_file.lines(done)
     (folder / "partial" / f"{blob.digest}.parts").write_bytes(text)

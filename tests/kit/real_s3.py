@@ -30,9 +30,10 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from artifacts import plainxml, sigv4
-from artifacts.plainxml import Element
-from artifacts.sigv4 import Asked, Keys, Scope
+from artifacts.credentials import sigv4
+from artifacts.credentials.sigv4 import Asked, Keys, Scope
+from artifacts.http import xml
+from artifacts.http.xml import Element
 from tests.contracts.bucket import REGION
 from tests.kit.certificates import OURS, leaf, sides, write
 from tests.kit.ports import free_port
@@ -239,4 +240,4 @@ class RealRig:
         ):
             text = await answer.read()
             assert answer.status in {200, 204}, text
-        return answer.headers.get("ETag", ""), plainxml.parse(text) if text else Element("")
+        return answer.headers.get("ETag", ""), xml.parse(text) if text else Element("")

@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from artifacts import claims, publickeys
-from artifacts.bundles import BUNDLE
-from artifacts.publickeys import Key
-from artifacts.signatures import Bundled, Cosign
+from artifacts.signatures import payloads, public_keys
+from artifacts.signatures.bundles import BUNDLE
+from artifacts.signatures.policy import Bundled, Cosign
+from artifacts.signatures.public_keys import Key
 
 Private = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 
@@ -31,7 +31,7 @@ def pem(private: Private) -> bytes:
 
 
 def key(private: Private) -> Key:
-    return publickeys.parse(pem(private))
+    return public_keys.parse(pem(private))
 
 
 def sign(private: Private, message: bytes) -> bytes:
@@ -46,7 +46,7 @@ def payload(digest: str = SIGNED, **critical: object) -> bytes:
     of = {
         "identity": {"docker-reference": "registry.example/team/model"},
         "image": {"docker-manifest-digest": digest},
-        "type": claims.COSIGN_TYPE,
+        "type": payloads.COSIGN_TYPE,
     }
     return json.dumps({"critical": of | critical, "optional": None}).encode()
 
@@ -61,7 +61,7 @@ def statement(digest: str = SIGNED, **more: object) -> bytes:
     of = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"digest": {algorithm: digits}}],
-        "predicateType": claims.SIGNED,
+        "predicateType": payloads.SIGNED,
         "predicate": {},
     }
     return json.dumps(of | more).encode()
@@ -69,11 +69,15 @@ def statement(digest: str = SIGNED, **more: object) -> bytes:
 
 def envelope(private: Private, text: bytes | None = None) -> dict[str, Any]:
     text = statement() if text is None else text
-    signature = sign(private, claims.pae(claims.IN_TOTO, text))
+    signature = sign(private, payloads.pae(payloads.IN_TOTO, text))
     return {
         "mediaType": BUNDLE,
         "verificationMaterial": {"publicKey": {"hint": "aGludA=="}},
-        "dsseEnvelope": {"payload": b64(text), "payloadType": claims.IN_TOTO, "signatures": [{"sig": b64(signature)}]},
+        "dsseEnvelope": {
+            "payload": b64(text),
+            "payloadType": payloads.IN_TOTO,
+            "signatures": [{"sig": b64(signature)}],
+        },
     }
 
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from artifacts import claims
+from artifacts.signatures import payloads
 from tests.kit.keyless import AT_S, SINCE, Sigstore, name, path, private, tree, usage
 from tests.kit.signed import b64, envelope, message
 
@@ -144,7 +144,7 @@ class Second(Sigstore):
         if "dsseEnvelope" in document:
             inner = document["dsseEnvelope"]
             signature, payload = inner["signatures"][0]["sig"], base64.b64decode(inner["payload"])
-            said = payload if kind == "dsse" else claims.pae(claims.IN_TOTO, payload)
+            said = payload if kind == "dsse" else payloads.pae(payloads.IN_TOTO, payload)
             summed = b64(hashlib.sha256(said).digest())
         else:
             inner = document["messageSignature"]

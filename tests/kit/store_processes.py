@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from artifacts.disk import Disk
-from artifacts.publish import Job
-from artifacts.store import Store
+from artifacts.disk.disk import Disk
+from artifacts.store.publish import Job
+from artifacts.store.store import Store
 from tests.kit.stored import KIB, fetching, raw, wanted
 
 ONE = wanted("a", raw("x"), raw("y", path="sub/y.gguf"))

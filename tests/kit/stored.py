@@ -1,4 +1,4 @@
-"""A node's store with a fetch that makes up its bytes: what the tests of `artifacts.store` share.
+"""A node's store with a fetch that makes up its bytes: what the tests of `artifacts.store.store` share.
 
 A registry that costs nothing: a file's bytes are its digest's own, so that a size and a seed say them.
 """
@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from artifacts import digests
-from artifacts.contents import File
-from artifacts.digests import Digest
-from artifacts.layout import Key
-from artifacts.publish import Job, Wanted
-from artifacts.store import Store
+from artifacts import digest
+from artifacts.dialects.contents import File
+from artifacts.digest import Digest
+from artifacts.store.layout import Key
+from artifacts.store.publish import Job, Wanted
+from artifacts.store.store import Store
 
 ORIGIN = "registry.example"
 KIB = 1 << 10
@@ -30,12 +30,12 @@ def content(seed: str, size: int) -> bytes:
 
 def raw(seed: str, size: int = KIB, path: str = "") -> File:
     """A raw file."""
-    return File(path or f"{seed}.gguf", size, digests.of(content(seed, size)), "weight", "raw")
+    return File(path or f"{seed}.gguf", size, digest.of(content(seed, size)), "weight", "raw")
 
 
 def wanted(name: str, *files: File, origin: str = ORIGIN) -> Wanted:
     """An artifact called so."""
-    return Wanted(f"oci://{origin}/{name}", Key(origin, digests.of(name.encode())), files or (raw(name),))
+    return Wanted(f"oci://{origin}/{name}", Key(origin, digest.of(name.encode())), files or (raw(name),))
 
 
 class Fetched:
@@ -51,7 +51,7 @@ class Fetched:
 
     def knows(self, seed: str, size: int = KIB) -> None:
         """It has this file."""
-        self.known[digests.of(content(seed, size))] = (seed, size)
+        self.known[digest.of(content(seed, size))] = (seed, size)
 
     async def __call__(self, job: Job) -> None:
         """Whole files, synced, as a fetch promises."""

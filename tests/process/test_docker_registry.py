@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import blobs, pushing, registry
-from artifacts.blobs import Blob
-from artifacts.client import Client
-from artifacts.credentials import Known
-from artifacts.digests import Digest
-from artifacts.dockerconfig import Login
-from artifacts.referrers import referrers
-from artifacts.refusals import AbsentError, DeniedError, MismatchError
-from artifacts.registry import MANIFEST
-from artifacts.transport import Site
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import Known
+from artifacts.digest import Digest
+from artifacts.errors import AbsentError, DeniedError, MismatchError
+from artifacts.http.transport import Site
+from artifacts.registry import blobs, manifests, push
+from artifacts.registry.blobs import Blob
+from artifacts.registry.client import Client
+from artifacts.registry.manifests import MANIFEST
+from artifacts.registry.referrers import referrers
 from tests.kit import docker_registry
 from tests.kit.fake_registry import digest_of
 
@@ -54,16 +54,16 @@ async def read(client: Client, blob: Blob, first: int = 0, end: int | None = Non
 @pytest.mark.parametrize("manner", ["password", "token"])
 async def test_push_pull_ranges_and_mount(tmp_path: Path, weights: tuple[Path, Blob], manner: str) -> None:
     path, blob = weights
-    content, source = path.read_bytes(), pushing.FileSource(path)
+    content, source = path.read_bytes(), push.FileSource(path)
     async with served(tmp_path, manner) as (site, realm), Client(site, login(site)) as client:
         with pytest.raises(AbsentError):
-            await registry.manifest(client, NAME, "v1")
-        assert await pushing.push_blob(client, blob, source, chunk_bytes=1 << 20) == "pushed"
-        assert await pushing.push_blob(client, blob, source) == "exists"
+            await manifests.manifest(client, NAME, "v1")
+        assert await push.push_blob(client, blob, source, chunk_bytes=1 << 20) == "pushed"
+        assert await push.push_blob(client, blob, source) == "exists"
         copy = blob._replace(repository=OTHER)
-        assert await pushing.push_blob(client, copy, source, mount=NAME) == "mounted"
+        assert await push.push_blob(client, copy, source, mount=NAME) == "mounted"
         again = Blob("team/once", blob.digest, blob.size)
-        assert await pushing.push_blob(client, again, source) == "pushed"
+        assert await push.push_blob(client, again, source) == "pushed"
 
         for one in (blob, copy, again):
             assert await read(client, one) == content
@@ -76,18 +76,18 @@ async def test_push_pull_ranges_and_mount(tmp_path: Path, weights: tuple[Path, B
         config = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest_of(b"{}"), "size": 2}
         (tmp_path / "config").write_bytes(b"{}")
         empty = Blob(NAME, Digest(digest_of(b"{}")), 2)
-        assert await pushing.push_blob(client, empty, pushing.FileSource(tmp_path / "config")) == "pushed"
+        assert await push.push_blob(client, empty, push.FileSource(tmp_path / "config")) == "pushed"
         document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer]}
         body = json.dumps(document).encode()
-        digest = await pushing.push_manifest(client, NAME, "v1", body, MANIFEST)
-        assert (await registry.manifest(client, NAME, "v1")).digest == digest
-        assert (await registry.manifest(client, NAME, digest, len(body))).body == body
-        assert await registry.tags(client, NAME) == ["v1"]
-        assert await registry.permitted(client, NAME, digest)
+        digest = await push.push_manifest(client, NAME, "v1", body, MANIFEST)
+        assert (await manifests.manifest(client, NAME, "v1")).digest == digest
+        assert (await manifests.manifest(client, NAME, digest, len(body))).body == body
+        assert await manifests.tags(client, NAME) == ["v1"]
+        assert await manifests.permitted(client, NAME, digest)
 
         subject = {"mediaType": MANIFEST, "digest": digest, "size": len(body)}
         signature = json.dumps({**document, "layers": [], "subject": subject}).encode()
-        signed = await pushing.push_manifest(client, NAME, digest_of(signature), signature, MANIFEST)
+        signed = await push.push_manifest(client, NAME, digest_of(signature), signature, MANIFEST)
         assert [one.digest for one in await referrers(client, NAME, digest)] == [signed]
     assert manner == "password" or ["repository:team/copy:pull,push", "repository:team/model:pull"] in realm.scopes
 
@@ -98,4 +98,4 @@ async def test_a_wrong_password_and_none(tmp_path: Path, manner: str) -> None:
         for keychain, said in ((login(site, "wrong"), "refuses the login"), (None, "nothing without a login|none for")):
             async with Client(site, keychain) as client:
                 with pytest.raises(DeniedError, match=said):
-                    await registry.manifest(client, NAME, "v1")
+                    await manifests.manifest(client, NAME, "v1")

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from artifacts import parts, sidecar
-from artifacts.client import Client
-from artifacts.digests import Digest
-from artifacts.disk import Disk
-from artifacts.store import Store
-from artifacts.transport import Site
+from artifacts.digest import Digest
+from artifacts.disk.disk import Disk
+from artifacts.download import progress_file
+from artifacts.http.transport import Site
+from artifacts.oci import spans
+from artifacts.registry.client import Client
+from artifacts.store.store import Store
 from tests.kit import packed
 from tests.kit.fake_registry import FakeRegistry, digest_of, says
 from tests.kit.full_disk import why_no_mount
@@ -140,7 +141,7 @@ async def test_case_48_killed_again_and_again_a_pull_goes_on_and_ends_whole(tmp_
             process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=subprocess.PIPE)
             async with asyncio.timeout(60):
                 await held.came.wait()
-                while at - _remembered_bytes(store, size) >= parts.MARK_BYTES:
+                while at - _remembered_bytes(store, size) >= spans.MARK_BYTES:
                     assert process.returncode is None
                     await asyncio.sleep(0.01)
             process.kill()
@@ -162,5 +163,5 @@ async def test_case_48_killed_again_and_again_a_pull_goes_on_and_ends_whole(tmp_
 
 def _remembered_bytes(store: Path, size: int) -> int:
     """What the sidecar says of them."""
-    said = [sidecar.read(one.read_bytes(), Digest(BLOB), size, Disk().boot) for one in store.rglob("*.parts")]
+    said = [progress_file.read(one.read_bytes(), Digest(BLOB), size, Disk().boot) for one in store.rglob("*.parts")]
     return max((one.came for one in said if one is not None), default=0)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from artifacts.credentials import ConfigFiles
-from artifacts.dockerconfig import Login
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import ConfigFiles
 from pilotlight.cli import cli
 from tests.kit import docker_registry
 from tests.kit.docker_registry import PASSWORD, USER

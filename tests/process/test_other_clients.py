@@ -14,15 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import obtain, reference, remote
-from artifacts.client import Client
-from artifacts.credentials import Known
-from artifacts.dockerconfig import Login
-from artifacts.obtain import Registries
-from artifacts.ocilayout import Layout
-from artifacts.packing import Form
-from artifacts.store import Store
-from artifacts.transport import Site
+from artifacts import reference
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import Known
+from artifacts.fetch import registry
+from artifacts.fetch.registry import Registries
+from artifacts.http.transport import Site
+from artifacts.pack import push_artifact
+from artifacts.pack.oci_layout import Layout
+from artifacts.pack.pack import Form
+from artifacts.registry.client import Client
+from artifacts.store.store import Store
 from scripts.gates import ROOT
 from tests.kit import docker_registry, packed
 from tests.kit.packed import FILES, NAME
@@ -45,13 +47,13 @@ async def pulled(tmp_path: Path, host: str, tag: str) -> tuple[str, dict[str, by
     """Into a store of ours: the digest, and all files."""
     store = Store(tmp_path / "store", spare_bytes=0).open()
     of = reference.parse(f"oci://{host}/{NAME}:{tag}")
-    with await obtain.obtain(of, store, Registries(login(host))) as copy:
+    with await registry.obtain(of, store, Registries(login(host))) as copy:
         return copy.record.digest, below(copy.folder)
 
 
 async def pushed(host: str, from_: Layout, chunk_bytes: int = 0) -> str:
     async with Client(Site(host), login(host)) as client:
-        return await remote.send(client, NAME, "ours", from_, chunk_bytes=chunk_bytes)
+        return await push_artifact.send(client, NAME, "ours", from_, chunk_bytes=chunk_bytes)
 
 
 def below(folder: Path) -> dict[str, bytes]:

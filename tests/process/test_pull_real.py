@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import chunksums, obtain, reference, remote
-from artifacts.client import Client
-from artifacts.credentials import Known
-from artifacts.dockerconfig import Login
-from artifacts.obtain import Registries
-from artifacts.referrers import referrers
-from artifacts.store import Store
-from artifacts.transport import Site
+from artifacts import reference
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import Known
+from artifacts.fetch import registry
+from artifacts.fetch.registry import Registries
+from artifacts.http.transport import Site
+from artifacts.pack import chunk_sums, push_artifact
+from artifacts.registry.client import Client
+from artifacts.registry.referrers import referrers
+from artifacts.store.store import Store
 from tests.kit import docker_registry, packed
 from tests.kit.packed import FILES, NAME
 from tests.kit.pulled import small
@@ -27,7 +29,7 @@ async def test_packed_pushed_and_pulled_with_a_password(tmp_path: Path) -> None:
             digest = await packed.push(client, layout)
         store = Store(tmp_path / "store", spare_bytes=0).open()
         of = reference.parse(f"oci://{host}/{NAME}:v1")
-        with await obtain.obtain(of, store, Registries(keychain)) as copy:
+        with await registry.obtain(of, store, Registries(keychain)) as copy:
             assert {path: (copy.folder / path).read_bytes() for path in FILES} == FILES
             assert (copy.record.digest, copy.record.private) == (digest, True)
 
@@ -37,8 +39,8 @@ async def test_sums_of_parts_lie_beside_what_was_pushed(tmp_path: Path, monkeypa
     small(monkeypatch)
     layout = packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", "modelpack-raw")
     async with docker_registry.registry(tmp_path) as host, Client(Site(host)) as client:
-        digest = await remote.send(client, NAME, "v1", layout)
-        assert await remote.send(client, NAME, "v1", layout) == digest
+        digest = await push_artifact.send(client, NAME, "v1", layout)
+        assert await push_artifact.send(client, NAME, "v1", layout) == digest
         large = next(one for one in layout.whole().blobs if one.size == len(FILES["model.gguf"]))
-        assert len(await chunksums.ask(client, NAME, digest, large.digest, large.size)) == 18
-        assert len(await referrers(client, NAME, digest, chunksums.KIND)) == 1
+        assert len(await chunk_sums.ask(client, NAME, digest, large.digest, large.size)) == 18
+        assert len(await referrers(client, NAME, digest, chunk_sums.KIND)) == 1

@@ -16,13 +16,15 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from artifacts import bring, digests, sigv4, source
-from artifacts.bring import Ways
-from artifacts.layout import ForbiddenError
-from artifacts.obtain import Came, Registries
-from artifacts.refusals import DeniedError
-from artifacts.sigv4 import Asked, Scope
-from artifacts.store import Store
+from artifacts import digest, source_uri
+from artifacts.credentials import sigv4
+from artifacts.credentials.sigv4 import Asked, Scope
+from artifacts.errors import DeniedError
+from artifacts.fetch import fetch
+from artifacts.fetch.fetch import Ways
+from artifacts.fetch.registry import Came, Registries
+from artifacts.store.layout import ForbiddenError
+from artifacts.store.store import Store
 from tests.contracts.bucket import REGION, BucketContract
 from tests.kit import real_s3
 from tests.kit.certificates import OURS, write_authority
@@ -73,14 +75,14 @@ async def test_who_may_list_all_and_read_some_gets_nothing_and_not_what_lies_her
     await rig.put("m/one.gguf", b"words")
     await rig.put("m/config.json", b"{}")
     some = await rig.session("m/config.json")
-    of, store = source.Bucket(rig.bucket, "m/"), Store(tmp_path / "store", spare_bytes=0).open()
-    (await bring.bring(of, store, Ways(Registries(), rig.env()))).close()
+    of, store = source_uri.Bucket(rig.bucket, "m/"), Store(tmp_path / "store", spare_bytes=0).open()
+    (await fetch.bring(of, store, Ways(Registries(), rig.env()))).close()
     with pytest.raises(DeniedError, match=r"object m/one\.gguf: answered 403; .* may not read it \(AccessDenied\)"):
-        await bring.bring(of, store, Ways(Registries(), some))
+        await fetch.bring(of, store, Ways(Registries(), some))
     with pytest.raises(ForbiddenError):
-        await bring.kept(of, store, Ways(Registries(), some))
+        await fetch.kept(of, store, Ways(Registries(), some))
     both = await rig.session("m/*")
-    (await bring.bring(of, store, Ways(Registries(), both))).close()
+    (await fetch.bring(of, store, Ways(Registries(), both))).close()
 
 
 async def test_a_pull_goes_on_when_the_store_is_killed_and_comes_back(rig: RealRig, tmp_path: Path) -> None:
@@ -94,9 +96,9 @@ async def test_a_pull_goes_on_when_the_store_is_killed_and_comes_back(rig: RealR
             rig.server.kill()
             rig.server.begin()
 
-    of, store = source.Bucket(rig.bucket, "one.gguf"), Store(tmp_path / "store", spare_bytes=0).open()
-    with await bring.bring(of, store, Ways(Registries(), rig.env()), told) as copy:
-        assert [one.digest for one in copy.record.laid] == [digests.of(content)]
+    of, store = source_uri.Bucket(rig.bucket, "one.gguf"), Store(tmp_path / "store", spare_bytes=0).open()
+    with await fetch.bring(of, store, Ways(Registries(), rig.env()), told) as copy:
+        assert [one.digest for one in copy.record.laid] == [digest.of(content)]
     assert seen[0] < len(content) == seen[-1]
 
 
@@ -126,13 +128,13 @@ async def test_a_workloads_identity_reads_what_its_role_may(tmp_path: Path) -> N
                 "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
             }
             store = Store(tmp_path / "store", spare_bytes=0).open()
-            of, private = source.Bucket(rig.bucket, "one.gguf"), Registries(ca=write_authority(tmp_path, OURS))
+            of, private = source_uri.Bucket(rig.bucket, "one.gguf"), Registries(ca=write_authority(tmp_path, OURS))
             (tmp_path / "token").write_text(_token(authority.url, SECRET))
-            with await bring.bring(of, store, Ways(private, env)) as copy:
+            with await fetch.bring(of, store, Ways(private, env)) as copy:
                 assert (copy.folder / "one.gguf").read_bytes() == b"words"
             (tmp_path / "token").write_text(_token(authority.url, "of another"))
             with pytest.raises(DeniedError, match=r"gives no keys for the role in AWS_ROLE_ARN: 4\d\d [A-Z]"):
-                await bring.bring(of, store, Ways(private, env))
+                await fetch.bring(of, store, Ways(private, env))
 
 
 def _token(issuer: str, secret: str) -> str:

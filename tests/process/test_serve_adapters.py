@@ -17,7 +17,7 @@ from typing import Any
 import openai
 import pytest
 
-from artifacts.store import Store
+from artifacts.store.store import Store
 from autoscaler.contract import ModelName
 from autoscaler.engines import launch
 from autoscaler.engines.installed import available

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.layout import HeldError
-from artifacts.ledger import reserved_bytes
-from artifacts.store import Store
+from artifacts.store.layout import HeldError
+from artifacts.store.reservations import reserved_bytes
+from artifacts.store.store import Store
 from scripts.gates import ROOT
 from tests.kit.store_processes import ONE, TWO
 from tests.kit.stored import KIB, content, fetching, whole

@@ -16,9 +16,10 @@ from typing import Any
 import openai
 import pytest
 
-from artifacts import obtain, reference
-from artifacts.obtain import Registries
-from artifacts.store import Store
+from artifacts import reference
+from artifacts.fetch import registry
+from artifacts.fetch.registry import Registries
+from artifacts.store.store import Store
 from loadtest import tinygguf
 from tests.kit import packed
 from tests.kit.crowd import counted
@@ -157,7 +158,7 @@ async def test_case_48_what_is_here_starts_while_its_registry_is_away_and_asks_n
         host = stack.enter_context(packed.served(layout(tmp_path)))
         async with serving(tmp_path, settings("4Gi"), ada(host), start=False) as one:
             store = await asyncio.to_thread(Store(one.state / "weights").open)
-            (await obtain.obtain(reference.parse(f"oci://{host}/{packed.NAME}:v1"), store, Registries())).close()
+            (await registry.obtain(reference.parse(f"oci://{host}/{packed.NAME}:v1"), store, Registries())).close()
             stack.close()
             address = ("127.0.0.1", int(host.partition(":")[2]))
             hung = stack.enter_context(socket.create_server(address)) if away == "hangs" else None

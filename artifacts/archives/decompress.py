@@ -1,0 +1,186 @@
+"""Compressed layers as streams: pieces of bytes -> pieces of what they say, bounded in every way. No I/O.
+
+Owns what a stranger's compressed bytes may cost: how many bytes come out of them, how many for each that went in, and
+how much memory that takes. Several members (gzip) and frames (zstd) in a row are one stream, as all tools have it;
+bytes after them that are neither are refused. What comes out is never more than a piece at a time.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+
+import zstandard
+
+from artifacts.archives.tar import BadArchiveError
+from artifacts.dialects.base import Encoding
+
+PIECE_BYTES = 1 << 20
+"""Of what comes out."""
+RATIO_MAX = 100
+"""Bytes out for each in. Weights have hardly 3, texts 10."""
+FREE_BYTES = 64 << 20
+"""So many come out whatever the ratio: small files of mostly nothing are harmless."""
+WINDOW_BYTES_MAX = 128 << 20
+"""Of zstd: what its own tools open without being told to; that much memory is taken."""
+_BLOCK_BYTES_MAX = 128 << 10
+_STEP_BYTES_MIN, _STEP_BYTES_MAX = 512, 64 << 10
+"""What gzip is given at once, more and more: it copies what it has not needed, at the end of each of many members."""
+_MAGIC = (0xFD2FB528).to_bytes(4, "little")
+_SKIPPABLE = range(0x184D2A50, 0x184D2A60)
+_RUN, _RESERVED = 1, 3
+
+
+def inflate(pieces: Iterable[bytes], encoding: Encoding, bytes_max: int) -> Iterator[bytes]:
+    """What the pieces of a layer of this encoding say, at most `bytes_max` of it. Raises BadArchiveError."""
+    if encoding == "tar+gzip":
+        stream = _gunzip
+    elif encoding == "tar+zstd":
+        stream = _unzstd
+    else:
+        stream = _as_it_is
+    given = _Given(pieces)
+    out = 0
+    for piece in stream(given):
+        out += len(piece)
+        if out > bytes_max:
+            raise BadArchiveError(f"more than {bytes_max} bytes come out of the archive")
+        if out > FREE_BYTES and stream is not _as_it_is and out > RATIO_MAX * given.taken:
+            raise BadArchiveError(f"the archive is a bomb: more than {RATIO_MAX} bytes come out of each of its own")
+        yield piece
+
+
+class _Given:
+    """The bytes that go in, as they are asked for."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._piece = memoryview(b"")
+        self._at = 0
+        self.taken = 0
+
+    def any_left(self) -> bool:
+        """Whether there are more."""
+        while self._at == len(self._piece):
+            piece = next(self._pieces, None)
+            if piece is None:
+                return False
+            self._piece, self._at = memoryview(piece), 0
+        return True
+
+    def some(self, most: int) -> memoryview:
+        """At most so many; none: nothing is left."""
+        found = self._piece[self._at : self._at + most] if self.any_left() else memoryview(b"")
+        self._at += len(found)
+        self.taken += len(found)
+        return found
+
+    def back(self, count: int) -> None:
+        """So many of the last ones were not needed."""
+        self._at -= count
+        self.taken -= count
+
+    def exactly(self, count: int) -> bytes:
+        """So many. Raises BadArchiveError where there are less."""
+        found = bytearray()
+        while len(found) < count:
+            piece = self.some(count - len(found))
+            if not piece:
+                raise BadArchiveError("the compressed archive is cut off")
+            found += piece
+        return bytes(found)
+
+
+def _as_it_is(given: _Given) -> Iterator[bytes]:
+    while piece := given.some(PIECE_BYTES):
+        yield bytes(piece)
+
+
+def _gunzip(given: _Given) -> Iterator[bytes]:
+    """RFC 1952: members, one after another."""
+    begun = True
+    while begun or given.any_left():
+        begun = False
+        member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        most, rest = _STEP_BYTES_MIN, b""
+        while not member.eof:
+            step = rest or given.some(most)
+            if not step:
+                raise BadArchiveError("the compressed archive is cut off")
+            most = min(2 * most, _STEP_BYTES_MAX)
+            try:
+                piece = member.decompress(step, PIECE_BYTES)
+            except zlib.error:
+                raise BadArchiveError("the compressed archive is damaged, or more stands behind it") from None
+            rest = member.unconsumed_tail
+            if piece:
+                yield piece
+        given.back(len(member.unused_data))
+
+
+def _unzstd(given: _Given) -> Iterator[bytes]:
+    """RFC 8878: frames, one after another. A block at a time, since each brings at most 128 KiB."""
+    context = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
+    begun = True
+    while begun or given.any_left():
+        begun = False
+        magic = given.exactly(4)
+        if int.from_bytes(magic, "little") in _SKIPPABLE:
+            _skip(given, int.from_bytes(given.exactly(4), "little"))
+            continue
+        if magic != _MAGIC:
+            raise BadArchiveError("the compressed archive is damaged, or more stands behind it")
+        header, has_sum = _frame_header(given)
+        frame = context.decompressobj()
+        try:
+            yield from filter(None, _frame(given, frame, magic + header, has_sum=has_sum))
+        except zstandard.ZstdError:
+            raise BadArchiveError("the compressed archive is damaged") from None
+        if not frame.eof:
+            raise BadArchiveError("the compressed archive is damaged: a frame does not end")
+
+
+def _frame(given: _Given, frame: zstandard.ZstdDecompressionObj, header: bytes, *, has_sum: bool) -> Iterator[bytes]:
+    yield frame.decompress(header)
+    last = False
+    while not last:
+        block = given.exactly(3)
+        told = int.from_bytes(block, "little")
+        last, kind, size = bool(told & 1), told >> 1 & 3, told >> 3
+        if kind == _RESERVED or size > _BLOCK_BYTES_MAX:
+            raise BadArchiveError("the compressed archive is damaged: a block is larger than may be")
+        content = given.exactly(1 if kind == _RUN else size)
+        ending = given.exactly(4) if last and has_sum else b""
+        yield frame.decompress(block + content + ending)
+
+
+def _frame_header(given: _Given) -> tuple[bytes, bool]:
+    """What follows the magic number, and whether a sum ends the frame. Raises BadArchiveError."""
+    first = given.exactly(1)
+    flags = first[0]
+    single, has_sum = bool(flags & 0x20), bool(flags & 0x04)
+    if flags & 0x08:
+        raise BadArchiveError("the compressed archive is damaged: its header has a sign that nobody knows")
+    if flags & 0x03:
+        raise BadArchiveError("the compressed archive needs a dictionary")
+    window = b"" if single else given.exactly(1)
+    content_bytes = (1 if single else 0, 2, 4, 8)[flags >> 6]
+    content = given.exactly(content_bytes)
+    if single:
+        needed = int.from_bytes(content, "little") + (256 if content_bytes == 2 else 0)
+    else:
+        base = 1 << 10 + (window[0] >> 3)
+        needed = base + (base >> 3) * (window[0] & 7)
+    if needed > WINDOW_BYTES_MAX:
+        raise BadArchiveError(
+            f"the compressed archive needs more memory than {WINDOW_BYTES_MAX >> 20} MiB: "
+            "pack it with a smaller window (zstd --long=27 at most)"
+        )
+    return first + window + content, has_sum
+
+
+def _skip(given: _Given, count: int) -> None:
+    while count:
+        found = min(count, PIECE_BYTES)
+        given.exactly(found)
+        count -= found

@@ -1,0 +1,85 @@
+"""Which members of an archive are taken, as which files, and which are passed by or refused. Pure.
+
+Owns what may come out of an archive: regular files and folders, at paths that may be written
+(`artifacts.safe_paths`), that the policy lets in (`artifacts.file_policy`), and that can lie beside all other
+files of the artifact. A link, a device or a name that leads out refuses the whole; only what lies beside the model's
+folder is passed by, whatever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from artifacts import file_policy, safe_paths
+from artifacts.archives.tar import BadArchiveError, Member
+from artifacts.dialects.contents import File
+from artifacts.files import Role
+
+_WHAT = {"link": "a link", "special": "a device, a pipe, sparse or of a kind that is not known"}
+
+
+class Taken(NamedTuple):
+    """A file or a folder that is to be written."""
+
+    path: str
+    size: int
+    folder: bool
+    role: Role
+
+
+class Sieve:
+    """Judges the members of one archive, in order. `tree`: what the artifact's other layers have already."""
+
+    def __init__(self, of: File, tree: safe_paths.Tree, root: str = "", *, allow_unsafe: bool = False) -> None:
+        self._role: Role | None = None if of.role in {"mixed", "unknown"} else of.role
+        self._under = of.under
+        self._tree = tree
+        self._root = root
+        self._allow_unsafe = allow_unsafe
+
+    def judge(self, member: Member) -> Taken | None:
+        """None: it is passed by. Raises BadArchiveError."""
+        path = plain(member.path)
+        at_root = path == (self._root or ".")
+        if at_root and member.kind == "folder":
+            return None
+        if self._root and not at_root:
+            if not path.startswith(f"{self._root}/"):
+                return None
+            path = path[len(self._root) + 1 :]
+        folder = member.kind == "folder"
+        if member.kind in _WHAT:
+            raise BadArchiveError(
+                f"in the archive: {member.path[:80]!r} is {_WHAT[member.kind]}, and no file or folder"
+            )
+        try:
+            safe_paths.check(path)
+            path = safe_paths.check(f"{self._under}/{path}") if self._under else path
+            self._tree.add(path, folder=folder)
+        except safe_paths.BadPathError as error:
+            raise BadArchiveError(f"in the archive: {error}") from None
+        if folder:
+            return Taken(path, 0, folder=True, role="unknown")
+        verdict = file_policy.judge(path, self._role, allow_unsafe=self._allow_unsafe)
+        if verdict.refusal:
+            raise BadArchiveError(f"in the archive: {path}: {verdict.refusal}")
+        return Taken(path, member.size, folder=False, role=verdict.role)
+
+
+def plain(path: str) -> str:
+    """Without the `./` that `tar .` writes before each name; nothing else is repaired."""
+    return path.removeprefix("./")
+
+
+def root_of(roots: Sequence[str], names: Iterable[str]) -> str:
+    """The model's folder: the first of these that archives with these names have. Raises BadArchiveError."""
+    best = next((number for number, root in enumerate(roots) if not root), len(roots))
+    for name in map(plain, names):
+        if not best:
+            break
+        found = (number for number in range(best) if name == roots[number] or name.startswith(f"{roots[number]}/"))
+        best = next(found, best)
+    if best == len(roots):
+        raise BadArchiveError(f"the archive has no folder {' or '.join(roots)}")
+    return roots[best]

@@ -1,0 +1,241 @@
+"""Archives (tar) as a stream: pieces of bytes -> members, one after another, without I/O.
+
+Owns the grammar: POSIX ustar, GNU's long names, pax (IEEE Std 1003.1, pax, "ustar Interchange Format"). What two
+readers would read in two ways is refused: sizes that differ, names that are said twice, sizes of what holds no bytes,
+fields of GNU's incremental archives. Modes, owners and times are not read: there is no such thing as a setuid bit here.
+Which members are taken is `artifacts.archives.member_filter`'; Python's `tarfile` unpacks nothing, since its filters
+have been got round again and again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from artifacts.oci.descriptor import BLOB_BYTES_MAX
+
+BLOCK_BYTES = 512
+ENTRIES_MAX = 200_000
+"""Members of one archive; an image with software in it has some ten thousand."""
+TRAILING_BYTES_MAX = 16 << 20
+"""Zeros after the end, up to where tools fill their last record."""
+META_BYTES_MAX = 256 << 10
+"""Of a long name, or of the pax records of one member."""
+OCTAL_MAX = 0o77777777777
+"""The largest size that a header can say in digits; a larger one stands in pax records, or in GNU's binary form."""
+
+Kind = Literal["file", "folder", "link", "special"]
+"""What a member is. `special`: a device, a pipe, a part of a sparse or split file, or of a kind that nobody knows."""
+_KINDS: dict[bytes, Kind] = {b"0": "file", b"\0": "file", b"5": "folder", b"1": "link", b"2": "link"}
+_POSIX, _GNU = b"ustar\x0000", b"ustar  \x00"
+_ZEROS = bytes(BLOCK_BYTES)
+_OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
+_RECORD_HEAD = re.compile(rb"([1-9][0-9]{0,6}) ")
+_SIZE = re.compile(rb"0|[1-9][0-9]{0,18}")
+_MEANING = frozenset({b"path", b"size", b"linkpath"})
+"""pax records that change what a member is; a global one of these is refused."""
+_SPARSE = (b"GNU.sparse.", b"SCHILY.realsize", b"SUN.holesdata")
+_CHARSETS = frozenset({b"ISO-IR 10646 2000 UTF-8", b""})
+
+
+class BadArchiveError(ValueError):
+    """An archive that is not taken; the text is one line that says why."""
+
+
+class Member(NamedTuple):
+    """One member begins; its bytes follow."""
+
+    path: str
+    """As it is written, without the `/` at the end of a folder's."""
+    size: int
+    kind: Kind
+
+
+class End(NamedTuple):
+    """The bytes of a member are all there."""
+
+
+Event = Member | memoryview | End
+
+
+class Reader:
+    """Reads one archive, in pieces of any sizes."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        """How much of the archive was read when the last event was given: a member's bytes begin here."""
+        self._part = bytearray()
+        """Of a header, or of what belongs to the next one, until it is whole."""
+        self._wanted = BLOCK_BYTES
+        self._meta = ""
+        """Which kind of meta data `_part` is; empty: a header."""
+        self._meta_bytes = 0
+        self._left = 0
+        """Of the member's bytes."""
+        self._padding = 0
+        self._open = False
+        self._named: dict[bytes, bytes] = {}
+        """What pax records or a long name say of the member that comes next."""
+        self.entries = 0
+        """Members so far."""
+        self._ended = False
+        self._after = 0
+
+    def feed(self, piece: bytes | memoryview) -> Iterator[Event]:
+        """What the piece brings; a view of it is good until the next piece. Raises BadArchiveError."""
+        view = memoryview(piece)
+        while True:
+            if self._open and not self._left:
+                self._open = False
+                yield End()
+            if not view:
+                return
+            if self._left:
+                data, view = view[: self._left], view[self._left :]
+                self._left -= len(data)
+                self.at += len(data)
+                yield data
+            elif self._padding:
+                skipped = min(self._padding, len(view))
+                self._padding, view = self._padding - skipped, view[skipped:]
+                self.at += skipped
+            elif self._ended:
+                self._after += len(view)
+                if bytes(view).strip(b"\0") or self._after > TRAILING_BYTES_MAX:
+                    raise BadArchiveError("the archive goes on after its end")
+                return
+            else:
+                taken = view[: self._wanted - len(self._part)]
+                self._part += taken
+                view = view[len(taken) :]
+                self.at += len(taken)
+                if len(self._part) == self._wanted:
+                    member = self._block(bytes(self._part))
+                    if member is not None:
+                        yield member
+
+    def close(self) -> None:
+        """There are no more bytes. Raises BadArchiveError where some are missing."""
+        if not self._ended or self._part:
+            raise BadArchiveError("the archive is cut off: its end is missing")
+
+    def _block(self, block: bytes) -> Member | None:
+        """A header, or meta data, that is whole."""
+        self._part.clear()
+        self._wanted = BLOCK_BYTES
+        if self._meta:
+            meta, self._meta = self._meta, ""
+            self._take_meta(meta, block[: self._meta_bytes])
+            return None
+        if block == _ZEROS:
+            if self._named:
+                raise BadArchiveError("the archive names a member that does not come")
+            self._ended = True
+            return None
+        self.entries += 1
+        if self.entries > ENTRIES_MAX:
+            raise BadArchiveError(f"the archive has more than {ENTRIES_MAX} members")
+        return self._head(block)
+
+    def _head(self, block: bytes) -> Member | None:
+        name, flag, size = _checked(block)
+        if flag in {b"x", b"g", b"L", b"K"}:
+            if not 0 < size <= META_BYTES_MAX:
+                raise BadArchiveError(f"what is said of a member is empty or larger than {META_BYTES_MAX >> 10} KiB")
+            self._meta, self._meta_bytes = flag.decode(), size
+            self._wanted = size + -size % BLOCK_BYTES
+            return None
+        named, self._named = self._named, {}
+        raw = named.get(b"path", name)
+        kind = _KINDS.get(flag, "special")
+        size = _size_of(named, size)
+        try:
+            path = raw.decode()
+        except UnicodeDecodeError:
+            raise BadArchiveError(f"the name {raw[:80]!r} is no UTF-8") from None
+        if kind != "file" and size:
+            raise BadArchiveError(f"{path[:80]!r} is no file and has a size")
+        if any(key.startswith(_SPARSE) for key in named):
+            kind = "special"
+        if kind == "file" and b"linkpath" in named:
+            kind = "link"
+        self._left, self._padding, self._open = size, -size % BLOCK_BYTES, True
+        return Member(path.removesuffix("/") if kind == "folder" else path, size, kind)
+
+    def _take_meta(self, meta: str, content: bytes) -> None:
+        if meta == "g":
+            if any(key in _MEANING or key.startswith(_SPARSE) for key in _records(content)):
+                raise BadArchiveError("the archive says one thing of all its members together")
+            return
+        if meta == "x":
+            found = _records(content)
+        else:
+            text = content.removesuffix(b"\0")
+            if not text or b"\0" in text:
+                raise BadArchiveError("a long name in the archive is none")
+            found = {b"path" if meta == "L" else b"linkpath": text}
+        if found.keys() & self._named.keys():
+            raise BadArchiveError("the archive says twice what a member is called")
+        self._named |= found
+
+
+def _checked(block: bytes) -> tuple[bytes, bytes, int]:
+    """(name, type, size) of a header whose sum is right. Raises BadArchiveError."""
+    said = _number(block[148:156])
+    if said != sum(block) - sum(block[148:156]) + 8 * ord(" "):
+        raise BadArchiveError("a header in the archive is damaged: its sum is another")
+    magic, name = block[257:265], block[:100].partition(b"\0")[0]
+    if magic == _POSIX:
+        prefix = block[345:500].partition(b"\0")[0]
+        name = prefix + b"/" + name if prefix else name
+    elif magic != _GNU:
+        raise BadArchiveError("this is no archive of a form that is taken (POSIX ustar, pax, GNU)")
+    elif any(block[345:500]) and block[156:157] != b"S":
+        raise BadArchiveError("the archive is an incremental backup")
+    return name, block[156:157], _number(block[124:136])
+
+
+def _number(field: bytes) -> int:
+    """Octal digits, or GNU's binary form. Raises BadArchiveError."""
+    found = _OCTAL.fullmatch(field)
+    if found is not None:
+        return int(found[1] or b"0", 8)
+    number = int.from_bytes(field[1:])
+    if field[0] != 0x80 or number > BLOB_BYTES_MAX:
+        raise BadArchiveError(f"a number in the archive is none, or larger than {BLOB_BYTES_MAX}")
+    return number
+
+
+def _size_of(named: dict[bytes, bytes], size: int) -> int:
+    """What the records and the header say together: they may differ only where the header has no room for it."""
+    text = named.get(b"size")
+    if text is None:
+        return size
+    if not _SIZE.fullmatch(text) or int(text) > BLOB_BYTES_MAX:
+        raise BadArchiveError(f"a size in the archive is none, or larger than {BLOB_BYTES_MAX}")
+    said = int(text)
+    if said != size and said <= OCTAL_MAX:
+        raise BadArchiveError("the archive gives a member two sizes")
+    return said
+
+
+def _records(content: bytes) -> dict[bytes, bytes]:
+    """The pax records by their keys. Raises BadArchiveError."""
+    found: dict[bytes, bytes] = {}
+    at = 0
+    while at < len(content):
+        head = _RECORD_HEAD.match(content, at)
+        end = at + int(head[1]) if head is not None else 0
+        key, equals, value = content[head.end() : end - 1].partition(b"=") if head is not None else (b"", b"", b"")
+        if end > len(content) or not equals or not key or content[end - 1 : end] != b"\n":
+            raise BadArchiveError("a pax record in the archive is damaged")
+        if key in found:
+            raise BadArchiveError(f"a pax record in the archive stands twice: {key[:80]!r}")
+        found[key] = value
+        at = end
+    if found.get(b"hdrcharset", b"") not in _CHARSETS:
+        raise BadArchiveError("the archive's names are not UTF-8")
+    if not all(found.get(key, b"x") for key in _MEANING):
+        raise BadArchiveError("a pax record in the archive is empty")
+    return found

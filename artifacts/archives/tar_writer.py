@@ -1,0 +1,55 @@
+"""Archives of one file each, written so that the same file always makes the same bytes. Pure.
+
+Owns what stands before and behind the file's bytes: a ustar header without times and owners, pax records only where the
+header has no room for the name or the size (8 GiB and more), and the end. The file's bytes begin at a multiple of 512.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from artifacts.archives.tar import BLOCK_BYTES, OCTAL_MAX
+
+MODE = 0o644
+_NAME_BYTES_MAX = 100
+_END = bytes(2 * BLOCK_BYTES)
+
+
+class Frame(NamedTuple):
+    """What stands round the bytes of a file."""
+
+    head: bytes
+    tail: bytes
+
+
+def frame(path: str, size: int) -> Frame:
+    """Of an archive that holds this file alone. `path`: one by `artifacts.safe_paths`."""
+    name, records = path.encode(), b""
+    if len(name) > _NAME_BYTES_MAX or not path.isascii():
+        records += _record(b"path", name)
+        name = b"file"
+    if size > OCTAL_MAX:
+        records += _record(b"size", b"%d" % size)
+    said = _header(b"pax", len(records), b"x") + _padded(records) if records else b""
+    return Frame(said + _header(name, size if size <= OCTAL_MAX else 0, b"0"), bytes(-size % BLOCK_BYTES) + _END)
+
+
+def _header(name: bytes, size: int, flag: bytes) -> bytes:
+    fields = (
+        *(name.ljust(100, b"\0"), b"%07o\0" % MODE, b"0000000\0", b"0000000\0", b"%011o\0" % size),
+        *(b"00000000000\0", b" " * 8, flag, bytes(100), b"ustar\x0000", bytes(64), b"0000000\0", b"0000000\0"),
+    )
+    block = b"".join(fields).ljust(BLOCK_BYTES, b"\0")
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+def _record(key: bytes, value: bytes) -> bytes:
+    """A record says its own length, whose digits count."""
+    rest = b" %s=%s\n" % (key, value)
+    length = len(rest) + len(str(len(rest)))
+    length = len(rest) + len(str(length))
+    return b"%d%s" % (length, rest)
+
+
+def _padded(content: bytes) -> bytes:
+    return content + bytes(-len(content) % BLOCK_BYTES)

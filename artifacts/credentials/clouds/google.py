@@ -1,0 +1,66 @@
+"""Google Cloud: Artifact Registry and Container Registry, by the metadata server's token. I/O.
+
+On a machine it is the token of the machine's service account, on GKE with workload identity that of the pod's: the same
+question to the same server. Sources: https://cloud.google.com/compute/docs/metadata/querying-metadata,
+https://cloud.google.com/artifact-registry/docs/docker/authentication.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from artifacts.credentials.clouds import metadata
+from artifacts.credentials.clouds.cloud import ABSENT_S, Granted
+from artifacts.credentials.clouds.metadata import NobodyError
+from artifacts.credentials.docker_config import Login
+from artifacts.errors import DeniedError, UnreachableError
+from artifacts.http.retry import Pace
+
+NAME = "Google Cloud"
+USER = "oauth2accesstoken"
+METADATA = "metadata.google.internal"
+PATH = "/computeMetadata/v1/instance/service-accounts/default/token"
+FLAVOR = {"Metadata-Flavor": "Google"}
+FIX = (
+    "run as a service account with the role Artifact Registry Reader (on GKE: workload identity), or "
+    "`pilotlight weights login` with a key"
+)
+_HOST = re.compile(r"(?:[a-z0-9-]{1,63}\.)?gcr\.io|[a-z0-9-]{1,63}\.pkg\.dev")
+
+
+class _Token(msgspec.Struct, frozen=True):
+    access_token: str
+    expires_in: float
+
+
+class Google:
+    """As Cloud. `at`: the metadata server's host, with a port or without."""
+
+    def __init__(self, at: str = METADATA, pace: Pace | None = None) -> None:
+        self._at = at
+        self._pace = pace or Pace()
+
+    def applies(self, host: str) -> bool:
+        """As Cloud."""
+        return _HOST.fullmatch(host) is not None
+
+    async def fetch(self, host: str) -> Granted:
+        """As Cloud."""
+        step = f"{host}: {NAME}: the metadata server"
+        try:
+            found = await metadata.asked(f"http://{self._at}{PATH}", FLAVOR, self._pace)
+        except NobodyError:
+            return Granted(Login(note=f"{NAME}: no metadata server is here; {FIX}"), ABSENT_S)
+        except UnreachableError as error:
+            raise UnreachableError(f"{step}: {error}; {FIX}") from None
+        if found.headers.get("Metadata-Flavor") != "Google":
+            return Granted(Login(note=f"{NAME}: no metadata server is here; {FIX}"), ABSENT_S)
+        if found.status != 200:
+            raise DeniedError(f"{step} gives no token ({found.status}): no service account may be used here; {FIX}")
+        try:
+            token = msgspec.json.decode(found.text, type=_Token)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise DeniedError(f"{step} says something that is no token") from None
+        return Granted(Login(USER, token.access_token, whose=NAME), token.expires_in)

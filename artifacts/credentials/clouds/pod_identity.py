@@ -1,0 +1,125 @@
+"""Keys for AWS of a container's own service: EKS Pod Identity, and ECS. I/O.
+
+Source: https://docs.aws.amazon.com/sdkref/latest/guide/feature-container-credentials.html. Promises, as AWS has it: the
+service is asked by plain HTTP only on this machine or at AWS's own addresses; the token for it is read at each asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from math import inf
+from pathlib import Path
+
+import msgspec
+from yarl import URL
+
+from artifacts.credentials.clouds import metadata
+from artifacts.credentials.clouds.metadata import NobodyError
+from artifacts.credentials.sigv4 import Keys
+from artifacts.errors import DeniedError, PolicyError, UnreachableError
+from artifacts.http.origin import host_name, loopback
+from artifacts.http.retry import Pace
+
+ECS = "http://169.254.170.2"
+HOSTS = frozenset({"169.254.170.2", "169.254.170.23", "fd00:ec2::23"})
+"""ECS', and EKS'."""
+RENEW_S = 300.0
+"""Before they end."""
+TOKEN_BYTES_MAX = 64 << 10
+FULL, RELATIVE = "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
+AUTHORIZATION, FROM_FILE = "AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"
+_PATH = re.compile(r"/[A-Za-z0-9._~/?=&%-]{0,1024}")
+
+
+class _Said(msgspec.Struct, frozen=True, rename="pascal"):
+    access_key_id: str
+    secret_access_key: str
+    token: str = ""
+    expiration: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    keys: Keys = field(repr=False)
+    until_unix_s: float
+
+
+class PodKeys:
+    """Of one environment; it remembers keys until shortly before they end, so keep it."""
+
+    def __init__(self, env: Mapping[str, str], pace: Pace | None = None) -> None:
+        self._env = env
+        self._pace = pace or Pace()
+        self._asking = asyncio.Lock()
+        self._given: _Given | None = None
+
+    async def keys(self) -> Keys | None:
+        """None: this is no such container. Raises PolicyError, DeniedError, UnreachableError."""
+        url = self._url()
+        if url is None:
+            return None
+        async with self._asking:
+            if self._given is None or self._pace.unix_s() >= self._given.until_unix_s - RENEW_S:
+                self._given = await self._asked(url)
+            return self._given.keys
+
+    def _url(self) -> str | None:
+        relative, full = self._env.get(RELATIVE, ""), self._env.get(FULL, "")
+        if relative:  # AWS looks at this one first
+            if not _PATH.fullmatch(relative):
+                raise PolicyError(f"{RELATIVE} is no path")
+            return ECS + relative
+        if not full:
+            return None
+        try:
+            url = URL(full, encoded=True)
+            host = host_name(url.raw_host or "")
+        except ValueError:
+            host = ""
+        if not host or url.scheme not in {"http", "https"} or url.user is not None:
+            raise PolicyError(f"{FULL} is no URL")
+        if url.scheme == "http" and host not in HOSTS and not loopback(host):
+            raise PolicyError(f"{FULL} names a host that is asked by https only")
+        return full
+
+    async def _asked(self, url: str) -> _Given:
+        token = await self._token()
+        headers = {"Authorization": token} if token else {}
+        step = "the container's service for keys (EKS Pod Identity, ECS)"
+        try:
+            found = await metadata.asked(url, headers, self._pace)
+        except NobodyError:
+            raise UnreachableError(f"{step}: nobody answers; does its agent run on this node?") from None
+        except UnreachableError as error:
+            raise UnreachableError(f"{step}: {error}") from None
+        if found.status != 200:
+            raise DeniedError(f"{step}: gives no keys ({found.status}); is the service account associated with a role?")
+        try:
+            said = msgspec.json.decode(found.text, type=_Said)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise DeniedError(f"{step}: answered something that is no key") from None
+        until = inf if said.expiration is None else said.expiration.timestamp()
+        return _Given(Keys(said.access_key_id, said.secret_access_key, said.token), until)
+
+    async def _token(self) -> str:
+        file = self._env.get(FROM_FILE, "")
+        if not file:
+            text = self._env.get(AUTHORIZATION, "")
+        else:
+            text = await asyncio.to_thread(_read, Path(file))
+        if (file and not text) or not text.isascii() or (text and not text.isprintable()):
+            raise PolicyError(f"{FROM_FILE if file else AUTHORIZATION}: no token is in it")
+        return text
+
+
+def _read(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(TOKEN_BYTES_MAX + 1)
+    except OSError:
+        return ""
+    return text.decode("ascii", "replace").strip() if len(text) <= TOKEN_BYTES_MAX else ""

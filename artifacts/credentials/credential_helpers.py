@@ -1,0 +1,126 @@
+"""Credential programs (`docker-credential-NAME`), which know logins, keep them and forget them. I/O.
+
+Owns Docker's protocol for them (https://docs.docker.com/reference/cli/docker/login): a word as argument, the rest on
+pipes. Promises: a program gets a few seconds, the host, and the login that it is to keep, and nothing else; its words
+are not shown; it is ended with what it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import msgspec
+
+from artifacts.credentials import docker_config
+from artifacts.credentials.docker_config import IDENTITY_USER, Login
+from artifacts.errors import DeniedError
+
+PROGRAM_S_MAX = 10.0
+END_S_MAX = 1.0
+PROGRAM_BYTES_MAX = 64 << 10
+UNKNOWN = b"credentials not found"
+"""What programs say on their output where they know none."""
+
+
+class _Spoken(msgspec.Struct, frozen=True, rename="pascal"):
+    username: str = ""
+    secret: str = ""
+
+
+class _Kept(msgspec.Struct, frozen=True, rename={"server": "ServerURL", "username": "Username", "secret": "Secret"}):
+    server: str
+    username: str
+    secret: str
+
+
+async def get(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> Login | None:
+    """The login that it knows of a host. Raises DeniedError."""
+    code, text = await _said(name, "get", host, docker_config.server(host).encode(), within_s)
+    if code != 0:
+        if UNKNOWN in text:
+            return None
+        raise DeniedError(f"{host}: docker-credential-{name} ended with {code} and told no login")
+    try:
+        found = msgspec.json.decode(text, type=_Spoken)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise DeniedError(f"{host}: docker-credential-{name} said something that is no login") from None
+    if found.username == IDENTITY_USER:
+        return Login(identity_token=found.secret)
+    return Login(found.username, found.secret) if found.username and found.secret else None
+
+
+async def store(name: str, host: str, login: Login, within_s: float = PROGRAM_S_MAX) -> None:
+    """It keeps the login of a host from now on. Raises DeniedError."""
+    user, secret = (IDENTITY_USER, login.identity_token) if login.identity_token else (login.user, login.password)
+    text = msgspec.json.encode(_Kept(docker_config.server(host), user, secret))
+    code, _ = await _said(name, "store", host, text, within_s)
+    if code != 0:
+        raise DeniedError(
+            f"{host}: docker-credential-{name} ended with {code} and kept no login; some programs only read: take it "
+            f"out of credsStore or credHelpers, or log in by its own tool"
+        )
+
+
+async def erase(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> bool:
+    """It forgets the login of a host. False: it knew none. Raises DeniedError."""
+    if await get(name, host, within_s) is None:
+        return False
+    code, text = await _said(name, "erase", host, docker_config.server(host).encode(), within_s)
+    if code != 0 and UNKNOWN not in text:
+        raise DeniedError(f"{host}: docker-credential-{name} ended with {code} and may still know the login")
+    return code == 0
+
+
+async def _said(name: str, word: str, host: str, question: bytes, within_s: float) -> tuple[int, bytes]:
+    """Its exit status, and what it wrote. Raises DeniedError."""
+    program = f"docker-credential-{name}"
+    try:
+        process = await asyncio.create_subprocess_exec(
+            program,
+            word,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            limit=PROGRAM_BYTES_MAX,
+        )
+    except OSError as error:
+        raise DeniedError(f"{host}: {program}, which knows its login, cannot be started: {error.strerror}") from None
+    try:
+        async with asyncio.timeout(within_s):
+            text = await _answer(process, question)
+            if len(text) > PROGRAM_BYTES_MAX:
+                raise DeniedError(f"{host}: {program} said far more than a login")
+            return await process.wait(), text
+    except TimeoutError:
+        raise DeniedError(f"{host}: {program} did not say its login within {within_s:.0f} s") from None
+    finally:
+        await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ends it with what it started, if it has not ended by itself."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):  # somebody who left its group may keep its output open
+            async with asyncio.timeout(END_S_MAX):
+                await process.communicate()
+
+
+async def _answer(process: asyncio.subprocess.Process, question: bytes) -> bytes:
+    if process.stdin is None or process.stdout is None:
+        raise RuntimeError("the program has pipes")
+    process.stdin.write(question)
+    try:
+        await process.stdin.drain()
+    except ConnectionError:
+        pass  # it needs no question to answer, or ends: its code says which
+    process.stdin.close()
+    text = b""
+    while len(text) <= PROGRAM_BYTES_MAX and (more := await process.stdout.read(PROGRAM_BYTES_MAX)):
+        text += more
+    return text

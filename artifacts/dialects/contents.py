@@ -1,0 +1,155 @@
+"""What an artifact consists of: a manifest of any dialect -> one list of files, each taken, or refused and why. Pure.
+
+Owns the order of the checks: the dialect translates, then paths must be such as can be written, then the policy judges
+(`artifacts.file_policy`), and all must be able to lie in one folder. Nothing is left out silently: each layer is a file
+or has a refusal, and `explain` says which. Where anything is refused nothing is taken, since half a model is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from artifacts import digest as digests
+from artifacts import file_policy, safe_paths
+from artifacts import files as kinds
+from artifacts.dialects.base import Encoding, Reading, Said
+from artifacts.dialects.registry import DIALECTS
+from artifacts.digest import Digest
+from artifacts.files import Role
+from artifacts.oci.descriptor import BadManifestError, Descriptor
+from artifacts.oci.manifest import Manifest
+
+BYTES_MAX = 1 << 45
+"""Of all layers together."""
+_SIGNATURE = re.compile(r"application/vnd\.(?:dev\.cosign\.|dev\.sigstore\.|cncf\.notary\.)")
+
+
+class RefusedError(BadManifestError):
+    """The artifact is understood, and something of it is not taken; the text names the first layer and says why."""
+
+
+class File(NamedTuple):
+    """One file of the model, or one archive with some of them."""
+
+    path: str
+    """Relative, and such as may be written. Of an archive: the file or folder in it; empty: only the archive knows."""
+    size: int
+    """Of the blob, as it is sent."""
+    digest: Digest
+    role: Role
+    encoding: Encoding
+    under: str = ""
+    """Of an archive: the folder that its names are laid under."""
+
+
+class Layer(NamedTuple):
+    """One layer, with what became of it: a file, or a refusal."""
+
+    media_type: str
+    file: File
+    """Where there is a refusal: what it was taken for, and not to be written."""
+    note: str = ""
+    refusal: str = ""
+
+
+class Contents(NamedTuple):
+    """The artifact, read."""
+
+    dialect: str
+    layers: tuple[Layer, ...]
+    roots: tuple[str, ...] = ("",)
+    """Folders in archives; the first that is there is the model's, and what lies beside it is passed by."""
+    problem: str = ""
+    """Why the whole is not taken, whatever its layers are."""
+    allow_unsafe: bool = False
+    """Code and what can run programs is taken, too; also out of archives."""
+
+    def files(self) -> tuple[File, ...]:
+        """All files, where all is taken. Raises RefusedError."""
+        if self.problem:
+            raise RefusedError(f"{self.dialect}: {self.problem}")
+        refused = [(number, one) for number, one in enumerate(self.layers, 1) if one.refusal]
+        if refused:
+            number, first = refused[0]
+            more = f"; {len(refused) - 1} more layers are refused" if len(refused) > 1 else ""
+            raise RefusedError(f"{self.dialect}: layer {number}: {first.refusal}{more}")
+        return tuple(one.file for one in self.layers)
+
+
+def read(of: Manifest, config: bytes | None = None, *, allow_unsafe: bool = False) -> Contents:
+    """What the artifact consists of. `config`: its config's bytes, where they are at hand. Raises BadManifestError."""
+    if config is not None and (len(config) != of.config.size or not digests.matches(of.config.digest, config)):
+        raise BadManifestError("the config is not the manifest's: its size or digest is another")
+    dialect = next((one for one in DIALECTS if one.knows(of)), None)
+    if dialect is None:
+        said = of.artifact_type or of.config.media_type
+        if any(_SIGNATURE.match(one) for one in (said, *(layer.media_type for layer in of.layers))):
+            raise BadManifestError("this is a signature, and no model; name what it signs")
+        raise BadManifestError(f"{said} is no model of a dialect that is known, and its layers have no titles")
+    reading = dialect.read(of, config)
+    layers = tuple(_layers(of.layers, reading, allow_unsafe=allow_unsafe))
+    problem = reading.problem or _problem(of, layers)
+    return Contents(reading.dialect, layers, tuple(reading.roots), problem, allow_unsafe)
+
+
+def explain(found: Contents) -> list[str]:
+    """Lines for a person: what each layer was taken for, and why it is refused."""
+    lines = [f"dialect: {found.dialect}"]
+    for number, one in enumerate(found.layers, 1):
+        file = one.file
+        nameless = "(no name)" if file.encoding == "raw" else "(names are in the archive)"
+        what = f"{file.role} {_shown(file.path) or nameless}, {file.encoding}, {file.size} bytes"
+        note = f" ({one.note})" if one.note else ""
+        verdict = f"refused: {one.refusal}" if one.refusal else "taken"
+        lines.append(f"layer {number}: {one.media_type}: {what}{note}: {verdict}")
+    if found.problem:
+        lines.append(f"refused: {found.problem}")
+    return lines
+
+
+def _layers(of: Iterable[Descriptor], reading: Reading, *, allow_unsafe: bool) -> Iterable[Layer]:
+    tree = safe_paths.Tree()
+    for one, said in zip(of, reading.layers, strict=True):
+        refusal = said.refusal or _path_refusal(said, tree)
+        verdict = file_policy.Verdict(said.role or "unknown")
+        if not refusal:  # only of a path that is short is it asked what it means
+            verdict = _judged(said, allow_unsafe=allow_unsafe)
+        file = File(said.path, one.size, one.digest, verdict.role, said.encoding, said.under)
+        yield Layer(one.media_type, file, said.note, refusal or verdict.refusal)
+
+
+def _judged(said: Said, *, allow_unsafe: bool) -> file_policy.Verdict:
+    if said.encoding == "raw":
+        return file_policy.judge(said.path, said.role, form=said.form, allow_unsafe=allow_unsafe)
+    return file_policy.judge_archive(said.role, said.path, allow_unsafe=allow_unsafe)
+
+
+def _path_refusal(said: Said, tree: safe_paths.Tree) -> str:
+    """Why the path is not taken, by itself or beside those before it; empty: it is."""
+    archive = said.encoding != "raw"
+    try:
+        if said.under:
+            safe_paths.check(said.under)
+        if said.path or not archive:
+            tree.add(safe_paths.check(said.path), folder=archive)
+    except safe_paths.BadPathError as error:
+        return str(error)
+    return ""
+
+
+def _problem(of: Manifest, layers: tuple[Layer, ...]) -> str:
+    if sum(one.size for one in of.layers) > BYTES_MAX:
+        return f"its layers are larger than {BYTES_MAX >> 40} TiB together"
+    sizes = {one.digest: one.size for one in of.layers}
+    if any(one.size != sizes[one.digest] for one in of.layers):
+        return "it gives one digest two sizes"
+    if not any(one.file.role in kinds.WEIGHTS or one.file.encoding != "raw" or one.refusal for one in layers):
+        return "it holds no weights"
+    return ""
+
+
+def _shown(text: str) -> str:
+    """As a person may see it: what cannot be shown is written out."""
+    return text if text.isprintable() and len(text) <= safe_paths.PATH_BYTES_MAX else repr(text[:80])

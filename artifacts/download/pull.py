@@ -1,0 +1,384 @@
+"""Blobs of a registry into a folder: in parallel, summed, gone on with after a crash, and whole or not there. I/O.
+
+Owns the order in which spans are asked for, how many run (`concurrency`), which are asked for anew (`stalls`), and what
+happens to a blob that is complete. Every request goes through the source, so through the one transport; the bodies then
+go into the file in threads, plain ones without passing through this process (`splicing`, `unsealing`). Promises: a file
+at its final path has the bytes of its digest; what came before an error is gone on with; of a blob whose sum does not
+hold only parts are kept that have sums of their own (`Sums`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, aclosing, suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from artifacts.digest import Digest
+from artifacts.disk import disk
+from artifacts.disk.disk import Disk, DiskError
+from artifacts.disk.threads import over
+from artifacts.download import pacing, splice, tls_receive
+from artifacts.download.pacing import Window
+from artifacts.download.partial_file import Partial
+from artifacts.download.splice import Goal
+from artifacts.download.stalls import Judge
+from artifacts.download.tls_receive import Ends
+from artifacts.errors import BrokenError, MismatchError, RegistryError
+from artifacts.http.transport import Taken
+from artifacts.oci import spans as parts
+from artifacts.oci.spans import Span
+from artifacts.registry.blobs import Blob, Moved, Source
+
+TICK_S = 0.25
+BATCH_BYTES = 512 << 10
+"""So much of a body that comes through this process is written at once."""
+THREADS_MAX = 3 * pacing.MOST
+"""One for each request, one to bring its parts onto the disk, and one to sum them."""
+
+FAILURES = (RegistryError, DiskError)
+"""What ends a fetch in one line; all else is a fault of ours."""
+Progress = Callable[[Digest, int], None]
+"""How many bytes of a blob are there, first what was there before; one that had to begin anew says less than it did."""
+Sums = Callable[[Digest, int], Awaitable[Sequence[str]]]
+"""The sums of the parts of a blob of so many bytes, if anybody has said them; no error."""
+Result = TypeVar("Result")
+
+
+class Wanted(NamedTuple):
+    """A blob, and the name its file shall have in the folder."""
+
+    blob: Blob
+    path: Path
+    learned: Callable[[Digest], None] | None = None
+    """Where the blob's digest is a name and no sum, since nobody knows that yet: hears the sum, from a thread."""
+
+
+async def fetch(
+    wanted: Sequence[Wanted],
+    source: Source,
+    folder: Path,
+    progress: Progress | None = None,
+    *,
+    file_system: Disk | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sums: Sums | None = None,
+) -> None:
+    """Returns when every blob has its final name, on the disk. Each blob and each path is named once.
+    `sums`: is asked where a blob of many parts has bytes that are not its own, so that only the bad parts come again.
+
+    Raises AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError, and DiskError; the first that came.
+    """
+    if len({one.blob.digest for one in wanted}) < len(wanted) or len({one.path for one in wanted}) < len(wanted):
+        raise ValueError("a blob, or a path, is wanted twice")
+    made = _Fetch(source, folder, progress or (lambda _digest, _came: None), file_system or Disk(), clock, sums=sums)
+    try:
+        await made.all(wanted)
+    finally:
+        made.close()
+
+
+class _Coming:
+    """One blob on its way."""
+
+    def __init__(self, wanted: Wanted, partial: Partial, source: Source) -> None:
+        self.wanted = wanted
+        self.partial = partial
+        self.source = source
+        self.running = 0
+        """Its spans that are queued or run."""
+        self.helped: dict[Callable[[], None], asyncio.Task[None]] = {}
+        """Whatever of `Partial.wants` is being done."""
+        self.finishing = False
+        self.told = -1
+        self.anew = False
+        """It was begun again after its sum did not hold."""
+
+
+class _Run:
+    """One span that is asked for: the sink of its bodies."""
+
+    def __init__(self, fetch: _Fetch, coming: _Coming, span: Span, anew: int = 0) -> None:
+        self.coming = coming
+        self.at, self.end = span
+        self.anew = anew
+        self.stalled = False
+        self._fetch = fetch
+        self._batch: list[bytes] = []
+        self._batch_at, self._batch_bytes = span.first, 0
+        self._writing: asyncio.Task[None] | None = None
+
+    async def go(self) -> None:
+        """Until the span is in the file."""
+        source, blob = self.coming.source, self.coming.wanted.blob
+        try:
+            async with aclosing(source.read(blob, self.at, self.end, self)) as pieces:
+                async for piece in pieces:
+                    self._batch.append(piece)
+                    self._batch_bytes += len(piece)
+                    if self._batch_bytes >= BATCH_BYTES:
+                        await self._write()
+            await self._flush()
+        finally:
+            if self._writing is not None:
+                await over(self._writing)
+
+    async def move(self, at: int, body: Taken) -> Moved:
+        """Into the file, in a thread."""
+        head, rest, left, sealed = body
+        with rest:
+            await self._flush()
+            if head:
+                await self._fetch.thread(self.coming, self._put, at, [head])
+            begin, limits = at + len(head), self.coming.source.limits
+            if sealed is None:
+                goal = Goal(self.coming.partial.file.number, self._wrote)
+                job = partial(splice.move, rest, left, goal, begin, limits)
+            else:
+                job = partial(tls_receive.move, Ends(rest, sealed), left, self._put, begin, limits)
+            moved = await self._fetch.thread(self.coming, job, interrupt=lambda: splice.interrupt(rest))
+        self._batch_at = at + len(head) + moved.came
+        return Moved(len(head) + moved.came, moved.broken)
+
+    def broke(self, error: BrokenError) -> None:
+        """Fewer side by side, for a while."""
+        self._fetch.broke(error)
+
+    async def _write(self) -> None:
+        """What has come begins to be written; one batch at a time, so that they stay in order."""
+        await self._written()
+        batch, at = self._batch, self._batch_at
+        self._batch, self._batch_at, self._batch_bytes = [], at + self._batch_bytes, 0
+        self._writing = asyncio.create_task(self._fetch.thread(self.coming, self._put, at, batch))
+
+    async def _written(self) -> None:
+        if self._writing is not None:
+            writing = self._writing
+            await asyncio.wait([writing])
+            self._writing = None
+            writing.result()
+
+    async def _flush(self) -> None:
+        if self._batch:
+            await self._write()
+        await self._written()
+
+    def _put(self, at: int, pieces: Sequence[bytes | memoryview]) -> None:
+        self.coming.partial.put(at, pieces)
+        self._came(at + sum(len(piece) for piece in pieces))
+
+    def _wrote(self, at: int, count: int) -> None:
+        self.coming.partial.wrote(at, count)
+        self._came(at + count)
+
+    def _came(self, at: int) -> None:
+        self.at = at
+        if self.coming.partial.wants():
+            self._fetch.help_soon(self.coming)
+
+
+class _Fetch:
+    """All that one `fetch` has open."""
+
+    def __init__(
+        self, source: Source, folder: Path, progress: Progress, file_system: Disk, clock: Callable[[], float],
+        *, sums: Sums | None,
+    ) -> None:  # fmt: skip
+        self._source = source
+        self._folder = folder
+        self._progress = progress
+        self._disk = file_system
+        self._clock = clock
+        self._sums = sums
+        self._window = Window(clock())
+        self._judge = Judge()
+        self._blobs: list[_Coming] = []
+        self._queue: deque[_Run] = deque()
+        self._running: dict[asyncio.Task[None], _Run] = {}
+        self._finishing: set[asyncio.Task[None]] = set()
+        self._failed: list[RegistryError | DiskError] = []
+        self._loop = asyncio.get_running_loop()
+        self._to_help: set[_Coming] = set()
+        self._nudged: asyncio.Future[None] = self._loop.create_future()
+        self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="fetch")
+
+    def close(self) -> None:
+        """Threads first: they have the files open."""
+        self._pool.shutdown()
+        for coming in self._blobs:
+            coming.partial.close()
+
+    async def all(self, wanted: Sequence[Wanted]) -> None:
+        for one in wanted:
+            self._blobs.append(_Coming(one, await self._opened(one), self._source))
+        self._tell()
+        missing = sum(one.partial.size - one.partial.ledger.came for one in self._blobs)
+        free = self._disk.free_bytes(self._folder)
+        if missing > free:
+            raise DiskError(
+                f"{missing} bytes are to come into {self._folder}, and it has room for {free}; free space or give the "
+                f"cache a larger volume"
+            )
+        async with AsyncExitStack() as stack:
+            self._group = await stack.enter_async_context(asyncio.TaskGroup())
+            for number in self._source.order("blobs", len(self._blobs)):
+                self._queue_up(self._blobs[number])
+            await self._drive()
+            if self._failed:
+                for task in (*self._running, *self._finishing):
+                    task.cancel()
+        if self._failed:
+            for coming in self._blobs:
+                if not coming.finishing:
+                    with suppress(DiskError):  # the first that failed is told
+                        await self.thread(coming, coming.partial.keep)
+            raise self._failed[0]
+
+    async def thread(
+        self,
+        coming: _Coming | Wanted,
+        job: Callable[..., Result],
+        *given: object,
+        interrupt: Callable[[], None] | None = None,
+    ) -> Result:
+        """What a job that blocks returns; it is over when this is, also where this is cancelled. Raises DiskError."""
+        running = self._loop.run_in_executor(self._pool, job, *given)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if interrupt is not None:
+                interrupt()
+            await over(running)
+            raise
+        except OSError as error:
+            wanted = coming if isinstance(coming, Wanted) else coming.wanted
+            said = f"{wanted.blob} cannot be kept in {self._folder}: {disk.trouble(error)}"
+            raise DiskError(f"{said}; what is on the disk is kept, and gone on with") from None
+
+    def broke(self, _error: BrokenError) -> None:
+        self._window.broke(self._clock())
+
+    def help_soon(self, coming: _Coming) -> None:
+        """From any thread."""
+        self._loop.call_soon_threadsafe(self._nudge, coming)
+
+    def _nudge(self, coming: _Coming) -> None:
+        self._to_help.add(coming)
+        if not self._nudged.done():
+            self._nudged.set_result(None)
+
+    def _help(self) -> None:
+        """What blobs want done beside their requests: of each kind one thread for each blob."""
+        for coming in self._to_help:
+            wants = [] if coming.finishing else coming.partial.wants()
+            for job in wants:
+                if job not in coming.helped:
+                    coming.helped[job] = self._group.create_task(self._helped(coming, job))
+                    self._finishing.add(coming.helped[job])
+        self._to_help.clear()
+        self._nudged = self._loop.create_future()
+
+    async def _helped(self, coming: _Coming, job: Callable[[], None]) -> None:
+        try:
+            await self.thread(coming, job)
+        except FAILURES as error:
+            self._failed.append(error)
+        finally:
+            del coming.helped[job]
+            if coming.partial.wants():  # by what came meanwhile
+                self._nudge(coming)
+
+    async def _opened(self, wanted: Wanted) -> Partial:
+        blob = wanted.blob
+        made = partial(Partial, learned=wanted.learned)
+        return await self.thread(wanted, made, self._folder, blob.digest, blob.size, self._disk)
+
+    def _queue_up(self, coming: _Coming) -> None:
+        spans = coming.partial.ledger.spans()
+        coming.running = len(spans)
+        order = coming.source.order(coming.wanted.blob.digest, len(spans))
+        self._queue.extend(_Run(self, coming, spans[number]) for number in order)
+        if not spans:
+            self._finishing.add(self._group.create_task(self._finished(coming)))
+
+    async def _drive(self) -> None:
+        """Until all is done, or something failed."""
+        while not self._failed and (self._queue or self._running or self._finishing):
+            while self._queue and len(self._running) < self._window.size:
+                run = self._queue.popleft()
+                self._running[self._group.create_task(self._one(run))] = run
+            working: set[asyncio.Future[None]] = {*self._running, *self._finishing, self._nudged}
+            await asyncio.wait(working, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+            self._help()
+            self._finishing -= {task for task in self._finishing if task.done()}
+            for task in [task for task in self._running if task.done()]:
+                self._ended(self._running.pop(task))
+            self._look()
+
+    def _ended(self, run: _Run) -> None:
+        if run.stalled and run.at < run.end:
+            self._queue.appendleft(_Run(self, run.coming, Span(run.at, run.end), run.anew + 1))
+            return
+        run.coming.running -= 1
+        if not run.coming.running and not self._failed:
+            self._finishing.add(self._group.create_task(self._finished(run.coming)))
+
+    def _look(self) -> None:
+        """At how fast it goes."""
+        now_s = self._clock()
+        came = sum(one.partial.ledger.came - one.partial.resumed for one in self._blobs)
+        self._window.measured(now_s, came, busy=bool(self._queue) and len(self._running) >= self._window.size)
+        runs = {task: run for task, run in self._running.items() if not run.stalled}
+        at = {task: run.at for task, run in runs.items()}
+        for task in self._judge.stalled(now_s, at, {task: run.anew for task, run in runs.items()}):
+            runs[task].stalled = True
+            task.cancel()
+        self._tell()
+
+    def _tell(self) -> None:
+        for coming in self._blobs:
+            if coming.told != coming.partial.ledger.came:
+                coming.told = coming.partial.ledger.came
+                self._progress(coming.wanted.blob.digest, coming.told)
+
+    async def _one(self, run: _Run) -> None:
+        try:
+            await run.go()
+        except asyncio.CancelledError:
+            if not run.stalled:
+                raise
+        except FAILURES as error:
+            self._failed.append(error)
+
+    @staticmethod
+    async def _asked_sums(coming: _Coming, sums: Sums) -> Sequence[str]:
+        digest, size = coming.partial.digest, coming.partial.size
+        return await sums(digest, size) if size > parts.WHOLE_BYTES_MAX else ()
+
+    async def _finished(self, coming: _Coming) -> None:
+        """Its final name; or, where its sum does not hold, from the beginning where that may help."""
+        coming.finishing = True
+        try:
+            if coming.helped:
+                await asyncio.wait(coming.helped.values())
+            path = self._folder / coming.wanted.path
+            if await self.thread(coming, coming.partial.publish, path):
+                return
+            sums = () if coming.anew or self._sums is None else await self._asked_sums(coming, self._sums)
+            mended = await self.thread(coming, coming.partial.mend, sums)
+            if coming.anew or (self._source.lonely and not coming.partial.resumed and not mended):
+                said = f"{coming.wanted.blob}: its bytes are others than its digest says; nothing of it is kept"
+                self._failed.append(MismatchError(said))
+                return
+            coming.partial.close()
+            coming.partial = await self._opened(coming.wanted)
+            coming.finishing = False
+            coming.source, coming.anew = self._source.doubted(coming.wanted.blob), True
+            self._queue_up(coming)
+        except FAILURES as error:
+            self._failed.append(error)

@@ -1,0 +1,172 @@
+"""What a pull of the store needs, out of a registry: raw files as they are, archives taken apart. I/O.
+
+Owns the order: all blobs come side by side and are gone on with after a break (`pull`), and only what is whole and has
+its digest is taken apart, one archive after another, each removed when it has been. Promises: room is asked for before
+it is used; of an archive that is refused nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from artifacts import safe_paths
+from artifacts.archives import member_filter, reassembly
+from artifacts.archives.reassembly import Place, Recipe
+from artifacts.archives.tar import BadArchiveError
+from artifacts.dialects.contents import Contents, File, RefusedError
+from artifacts.digest import Digest
+from artifacts.disk.threads import over
+from artifacts.download import pull
+from artifacts.download.pull import Wanted
+from artifacts.fetch import unpack
+from artifacts.fetch.unpack import Unpacked, Unpacking
+from artifacts.formats import magic
+from artifacts.registry.blobs import Blob
+from artifacts.registry.mirrors import Mirrored
+from artifacts.store.layout import named
+from artifacts.store.publish import Job
+
+ARCHIVES = "archives"
+"""Below the pull's blobs: those that are whole, until they are taken apart."""
+PIECE_BYTES = 1 << 20
+NAMES_MAX = 1_000_000
+"""In all archives of an artifact."""
+T = TypeVar("T")
+
+
+class _Look(NamedTuple):
+    """What archives will take, before anything is written."""
+
+    root: str
+    bytes: tuple[int, ...]
+    """Of the files of each, at most."""
+
+
+async def fill(
+    job: Job, of: Contents, repository: str, source: Mirrored, told: pull.Progress | None = None,
+    *, sums: pull.Sums | None = None,
+) -> None:  # fmt: skip
+    """As a store's `Fetch`. `sums`: as of `pull.fetch`.
+
+    Raises RegistryError, DiskError, NoRoomError, RefusedError, OSError.
+    """
+    archives = [one for one in job.files if one.encoding != "raw"]
+    if archives:
+        await job.more(max(one.size for one in archives))  # of one there are the archive and what comes out of it
+    places = {one.digest: (one, job.blob(one.digest)) for one in job.files if one.encoding == "raw"}
+    places |= {one.digest: (one, _place(job, one.digest)) for one in archives if one.digest not in places}
+    wanted = [
+        Wanted(Blob(repository, digest, one.size), path.relative_to(job.blobs))
+        for digest, (one, path) in places.items()
+        if not path.exists()
+    ]
+    if wanted:
+        await pull.fetch(wanted, source, job.blobs, told, file_system=job.disk, sums=sums)
+    raw = [(one.path, job.blob(one.digest)) for one in job.files if one.encoding == "raw"]
+    await asyncio.to_thread(magic.check, raw)
+    if archives:
+        await _take_apart(job, of, archives)
+
+
+async def _take_apart(job: Job, of: Contents, archives: Sequence[File]) -> None:
+    stop = threading.Event()
+    at = {one.digest: job.blob(one.digest) for one in job.files if one.encoding == "raw"}
+
+    def pieces(one: File) -> Iterator[bytes]:
+        with (at.get(one.digest) or _place(job, one.digest)).open("rb", buffering=0) as file:
+            while piece := file.read(PIECE_BYTES):
+                if stop.is_set():
+                    raise BadArchiveError("nobody wants it any more")
+                yield piece
+
+    try:
+        look = await _in_thread(lambda: _looked(of, archives, pieces), stop)
+        peak = _peak([one.size for one in archives], look.bytes)
+        promised = sum(one.size for one in archives) + max(one.size for one in archives)
+        if peak > promised:
+            await job.more(peak - promised)
+        await _in_thread(lambda: _laid(job, of, archives, look, pieces), stop)
+    except BadArchiveError as error:
+        for one in archives:
+            _place(job, one.digest).unlink(missing_ok=True)
+        raise RefusedError(f"{of.dialect}: {error}") from None
+
+
+def _place(job: Job, digest: Digest) -> Path:
+    return job.blobs / ARCHIVES / named(digest)
+
+
+def _peak(archives: Sequence[int], unpacked: Sequence[int]) -> int:
+    """The most bytes that there are at once, when each archive goes after it was taken apart."""
+    gone = accumulate(archives, initial=0)
+    return max(sum(archives) - before + there for before, there in zip(gone, accumulate(unpacked), strict=False))
+
+
+def _looked(of: Contents, archives: Sequence[File], pieces: Callable[[File], Iterator[bytes]]) -> _Look:
+    """Reads archives through where their sizes do not say enough. Raises BadArchiveError."""
+    names, sizes = list[str](), list[int]()
+    for one in archives:
+        if one.encoding == "tar" and of.roots == ("",):
+            sizes.append(one.size)
+            continue
+        size = 0
+        for member in unpack.members(pieces(one), one):
+            names.append(member.path)
+            size += member.size
+            if len(names) > NAMES_MAX:
+                raise BadArchiveError(f"its archives have more than {NAMES_MAX} names")
+        sizes.append(size)
+    return _Look(member_filter.root_of(of.roots, names), tuple(sizes))
+
+
+def _laid(
+    job: Job, of: Contents, archives: Sequence[File], look: _Look, pieces: Callable[[File], Iterator[bytes]]
+) -> None:
+    tree = safe_paths.Tree()
+    at = {one.digest: job.blob(one.digest) for one in job.files if one.encoding == "raw"}
+    for layer in of.layers:
+        if layer.file.encoding == "raw":
+            tree.add(layer.file.path)
+    folder = os.open(job.tree, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    last = {one.digest: number for number, one in enumerate(archives)}
+    try:
+        with Unpacking(folder, tree, sum(look.bytes), root=look.root, allow_unsafe=of.allow_unsafe) as unpacking:
+            for number, one in enumerate(archives):
+                laid = unpacking.archive(one, pieces(one), may_be_empty=of.roots != ("",))
+                job.unpacked.extend(File(each.path, each.size, each.digest, each.role, "raw") for each in laid)
+                if one.encoding == "tar" and (recipe := _recipe(at.get(one.digest) or _place(job, one.digest), laid)):
+                    job.recipes[one.digest] = recipe
+                if last[one.digest] == number and one.digest not in at:
+                    _place(job, one.digest).unlink()
+            magic.check((each.path, job.tree / each.path) for each in job.unpacked)
+    finally:
+        os.close(folder)
+
+
+def _recipe(archive: Path, laid: Sequence[Unpacked]) -> bytes | None:
+    """How the archive comes out of its files again; None: there is too much beside them."""
+    size = archive.stat().st_size
+    files = tuple(Place(one.at, one.size, one.path) for one in laid if one.size)
+    between = reassembly.gaps(size, files)
+    if sum(one.end - one.first for one in between) > reassembly.REST_BYTES_MAX:
+        return None
+    with archive.open("rb", buffering=0) as file:
+        rest = b"".join(os.pread(file.fileno(), one.end - one.first, one.first) for one in between)
+    return reassembly.written(Recipe(size, files, rest))
+
+
+async def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
+    """What it gives. Who is cancelled meanwhile has it stop first."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        stop.set()
+        await over(task)
+        raise

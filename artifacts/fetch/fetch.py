@@ -1,0 +1,319 @@
+"""From what an artifact is called to its Copy in the node's store, wherever it lies: registry, Hub or bucket. I/O.
+
+Owns the way of those that are no registries; registries' is `artifacts.fetch.registry`'s, whose promises hold here,
+too: a Copy that was given to a login is given to nobody without asking again; what is here is taken while its place is
+away.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from artifacts import reference, source_uri
+from artifacts.credentials.aws import AwsKeys, Own
+from artifacts.credentials.docker_config import Login
+from artifacts.dialects.contents import RefusedError
+from artifacts.dialects.file_listing import Listing
+from artifacts.digest import Digest
+from artifacts.errors import DeniedError, PolicyError, RegistryError
+from artifacts.fetch import files, registry, remote_header
+from artifacts.fetch.registry import Registries, Told
+from artifacts.peers.client import Neighboured
+from artifacts.reference import Reference
+from artifacts.registry.blobs import Source
+from artifacts.source_uri import Bucket, Hub, Local
+from artifacts.sources import huggingface as hub
+from artifacts.sources import s3
+from artifacts.sources.http_files import Lone, Place, Rules
+from artifacts.sources.huggingface import HubAccess
+from artifacts.sources.learned_sums import Sums
+from artifacts.sources.s3 import BucketAccess
+from artifacts.store.layout import Key, Record
+from artifacts.store.publish import Copy, Job, Wanted
+from artifacts.store.store import Caller, Store, in_thread
+from artifacts.store.tag_cache import Meanings
+
+log = logging.getLogger("pilotlight.store")
+
+Elsewhere = Hub | Bucket
+Lies = Reference | Hub | Bucket
+"""What the store can bring."""
+Left = Callable[[str, str], None]
+"""(path, why)."""
+
+
+class Named(NamedTuple):
+    """As `meanings.Meant`."""
+
+    host: str
+    """`Key.origin`: no registry is called so."""
+    text: str
+    digest: Digest | None = None
+
+    def __str__(self) -> str:
+        """With its place: another Hub may have another model of that name."""
+        return f"{self.host} {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How each place is reached. Keep it: it remembers keys that a role was given."""
+
+    registries: Registries = field(default_factory=Registries)
+    env: Mapping[str, str] = field(default_factory=dict)
+    home: Path = Path("/nonexistent")
+    aws: BucketAccess = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Its keys are those of the environment."""
+        own = Own(self.env.get("AWS_ENDPOINT_URL"), self.registries.ca)  # of all services: the token is nobody else's
+        keys = AwsKeys(self.env, self.home, self.registries.pace, self.registries.limits, own=own)
+        object.__setattr__(self, "aws", BucketAccess(self.env, keys))
+
+    @property
+    def hub(self) -> HubAccess:
+        """By the same environment."""
+        return HubAccess(self.env, self.home)
+
+
+class Found(NamedTuple):
+    """What lies there now."""
+
+    listing: Listing
+    revision: str
+    """The commit; empty: it has none."""
+    open: bool
+    """To everybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A place that can be asked."""
+
+    place: Place
+    of: Elsewhere
+    origin: str
+    login: str | None = field(repr=False)
+    """Whoever asks: a token, or keys; None: nobody in particular."""
+
+    async def look(self, *, allow_unsafe: bool = False) -> Found:
+        """Raises RegistryError, RefusedError."""
+        if isinstance(self.of, Hub):
+            found = await hub.look(self.place, self.of, allow_unsafe=allow_unsafe)
+            return Found(found.listing, found.commit, found.open)
+        return Found(await s3.look(self.place, self.of, allow_unsafe=allow_unsafe), "", open=self.login is None)
+
+    async def barred(self, paths: Sequence[str]) -> RegistryError | None:
+        """Why this login may not have those files of it: of a repository all or none. Raises RegistryError."""
+        if isinstance(self.of, Hub):
+            return await hub.barred(self.place, self.of, paths[0])
+        return await s3.barred(self.place, [s3.key_of(self.of, path) for path in paths])
+
+
+@asynccontextmanager
+async def opened(of: Elsewhere, ways: Ways) -> AsyncIterator[Opened]:
+    """Raises PolicyError, DeniedError."""
+    rules = Rules(ways.registries.limits, ways.registries.pace, ways.registries.ca)
+    login = await _login(of, ways)
+    if isinstance(of, Hub):
+        place = ways.hub.place(login, rules)
+    else:
+        place = await ways.aws.place(of.bucket, rules, signed=login is not None)
+    async with place:
+        yield Opened(place, of, origin_of(of, ways), login)
+
+
+async def _login(of: Elsewhere, ways: Ways) -> str | None:
+    """Whoever asks; it is shown to nobody. Raises PolicyError, DeniedError."""
+    if isinstance(of, Hub):
+        return await ways.hub.token()
+    keys = await ways.aws.keys.keys()
+    return None if keys is None else f"{keys.access} {keys.secret}"
+
+
+def lies(text: str) -> Lies:
+    """What the text names, with or without `oci://`. Raises BadReferenceError."""
+    found = source_uri.parse(text) if "://" in text else reference.parse(text)
+    if isinstance(found, Local):
+        raise reference.refusal(text, "it lies on this machine already; expected oci://, hf:// or s3://")
+    return found
+
+
+def origin_of(of: Elsewhere, ways: Ways) -> str:
+    """As `Key.origin`: no registry is called so. Raises PolicyError."""
+    if isinstance(of, Hub):
+        return f"hf {str(ways.hub.endpoint()).partition('://')[2]}"
+    endpoint = ways.aws.endpoint() or "https://amazonaws.com"
+    return f"s3 {endpoint.partition('://')[2].rstrip('/')} {of.bucket}"
+
+
+async def bring(
+    of: Lies,
+    store: Store,
+    ways: Ways,
+    told: Told = lambda _: None,
+    left: Left = lambda _path, _why: None,
+    *,
+    allow_unsafe: bool = False,
+) -> Copy:
+    """The Copy of what it means now, held. `left`: told of each file that is not taken. `allow_unsafe`: as `obtain`.
+
+    Raises RegistryError, BadManifestError, StoreError, DiskError.
+    """
+    if isinstance(of, Reference):
+        return await registry.obtain(of, store, ways.registries, told, allow_unsafe=allow_unsafe)
+    _judge(ways.registries)
+    copy = None
+    try:
+        async with opened(of, ways) as there:
+            try:
+                found = await there.look(allow_unsafe=allow_unsafe)
+            except DeniedError:
+                await _forbid(
+                    there, store, await in_thread(lambda: recalled(of, store, ways, allow_unsafe=allow_unsafe))
+                )
+                raise
+            key = Key(there.origin, found.listing.digest)
+            for path, why in found.listing.left:
+                left(path, why)
+            taken = await in_thread(lambda: Sums(store).known(key, found.listing))
+            for was, now in zip(found.listing.taken, taken.taken, strict=True):
+                there.place.also(was.entry.name, now.entry.name)
+            unknown = [one.entry.size for one in files.unknown(taken)]
+
+            async def fetch(job: Job) -> None:
+                sizes = {one.digest: one.size for one in job.files}
+                telling = registry.Telling(sum(sizes.values()) + sum(unknown), told)
+                async with AsyncExitStack() as stack:
+                    await files.fill(job, taken, _before(there, key, sizes, ways, stack), telling.came)
+
+            more = sum(unknown) + len(unknown)  # also of one that is empty
+            wanted = Wanted(str(of), key, files.files(taken), more, allow_unsafe, found.listing.unsafe)
+            record = await in_thread(lambda: store.layout.record(key))
+            paths = [one.entry.path for one in taken.taken]
+            is_open = found.open and not (record is not None and record.private)  # it may have been opened since
+            caller = None if is_open else await _let_in(there, paths, store, key)
+            copy = await store.ensure(wanted, fetch, caller)
+        record = copy.record
+        registry.check_safe(str(of), copy, allow_unsafe=allow_unsafe)
+        await in_thread(lambda: _remember(store, of, record, allow_unsafe=allow_unsafe))
+    except BaseException:  # also where the connections are closed and nobody waits any more
+        if copy is not None:
+            copy.close()
+        raise
+    return copy
+
+
+async def kept(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = False) -> Copy | None:
+    """The Copy of what it meant when it was last pulled here, held; None: there is none any more. The place is asked
+    only of what it gave to a login. Raises RegistryError, StoreError.
+    """
+    if isinstance(of, Reference):
+        return await registry.kept(of, store, ways.registries, allow_unsafe=allow_unsafe)
+    _judge(ways.registries)
+    key = await in_thread(lambda: recalled(of, store, ways, allow_unsafe=allow_unsafe))
+    record = None if key is None else await in_thread(lambda: store.layout.record(key))
+    if key is None or record is None:
+        return None
+    login = await _login(of, ways) if record.private else None
+    copy = await store.admit(key, await _caller(store, login, _permitted(of, ways, [one.path for one in record.laid])))
+    if copy is not None:
+        try:
+            registry.check_safe(str(of), copy, allow_unsafe=allow_unsafe)
+        except RefusedError:
+            copy.close()
+            raise
+    return copy
+
+
+async def lay_headers(of: Lies, ways: Ways, folder: Path, *, allow_unsafe: bool = False) -> list[str]:
+    """As `headers.lay`."""
+    if isinstance(of, Reference):
+        return await remote_header.lay(of, ways.registries, folder, allow_unsafe=allow_unsafe)
+    async with opened(of, ways) as there:
+        found = (await there.look(allow_unsafe=allow_unsafe)).listing
+        return await remote_header.begin(files.as_named(found), found.place, Lone(there.place), folder)
+
+
+def recalled(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = False) -> Key | None:
+    """Which Copy it meant when it was last pulled here; nobody is asked. It blocks. Raises PolicyError."""
+    if isinstance(of, Reference):
+        return Meanings(store).recall(of)
+    return Meanings(store).recall(_named(of, origin_of(of, ways), allow_unsafe=allow_unsafe))
+
+
+def _named(of: Elsewhere, origin: str, *, allow_unsafe: bool) -> Named:
+    """Files that are left out for one are taken for another: it means two Copies. A registry's artifact is one."""
+    return Named(origin, f"{of} and what is unsafe of it" if allow_unsafe else str(of))
+
+
+def _judge(registries: Registries) -> None:
+    """Signatures lie in registries. Raises PolicyError."""
+    if registries.signatures.policy == "enforce":
+        raise PolicyError(
+            "weights.signatures.policy is enforce, and only weights in a registry have signatures: "
+            "`pilotlight weights push hf://... oci://...`, sign it there, and name that"
+        )
+    if registries.signatures.policy == "warn":
+        log.warning("event=weights_unsigned reason='only weights in a registry have signatures'")
+
+
+def _before(
+    there: Opened, key: Key, known: Collection[Digest], ways: Ways, stack: AsyncExitStack
+) -> Source:  # fmt: skip
+    """The place, with peers before it where there are any."""
+    peering = ways.registries.peering
+    if peering is None:
+        return Lone(there.place)
+    return Neighboured(there.place, known, key.digest, peering=peering, room=key.room, stack=stack)
+
+
+def _remember(store: Store, of: Elsewhere, record: Record, *, allow_unsafe: bool) -> None:
+    Meanings(store).remember(_named(of, record.origin, allow_unsafe=allow_unsafe), record.key)
+    if record.unpacked:
+        Sums(store).remember(record.key, {one.path: one.digest for one in record.unpacked})
+
+
+async def _let_in(there: Opened, paths: Sequence[str], store: Store, key: Key) -> Caller:
+    """Whoever asks; it may have these files. That is asked first: a list of them is no yes, and all of them may be here
+    already, by another's pull, so that nothing would be fetched. Raises RegistryError, StoreError.
+    """
+    why = await there.barred(paths)
+
+    async def said() -> bool:
+        return why is None
+
+    caller = await _caller(store, there.login, said)
+    if why is not None:
+        await store.forbid(key, caller)
+        raise why
+    return caller
+
+
+async def _forbid(there: Opened, store: Store, key: Key | None) -> None:
+    """Whoever asks was just denied what this is of: a yes before counts no more. Raises StoreError."""
+    if key is not None:
+
+        async def said() -> bool:
+            return False
+
+        await store.forbid(key, await _caller(store, there.login, said))
+
+
+async def _caller(store: Store, login: str | None, permitted: Callable[[], Awaitable[bool]]) -> Caller:
+    """Also of nobody in particular: what was given to a login may be open since."""
+    key = await in_thread(store.permits.key)
+    return Caller(registry.fingerprint(Login(registry_token=login or ""), key), permitted)
+
+
+def _permitted(of: Elsewhere, ways: Ways, paths: Sequence[str]) -> Callable[[], Awaitable[bool]]:
+    async def permitted() -> bool:
+        async with opened(of, ways) as there:
+            return await there.barred(paths) is None
+
+    return permitted

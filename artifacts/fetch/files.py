@@ -1,0 +1,105 @@
+"""What a pull of the store needs, out of a place that is no registry: its files, as a Listing says them. I/O.
+
+Owns what is done with a file whose sha256 nobody says: it comes as every other, in parts and gone on with after a
+break; its sum is learned when it is whole, and git's sum is checked where there is one. Promises: the Copy's record has
+a sha256 of every file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from artifacts.dialects.contents import File
+from artifacts.dialects.file_listing import Entry, Listing, Taken
+from artifacts.digest import Digest
+from artifacts.download import pull
+from artifacts.download.pull import Wanted
+from artifacts.errors import MismatchError
+from artifacts.formats import magic
+from artifacts.registry.blobs import Blob, Source
+from artifacts.store.layout import named
+from artifacts.store.publish import Job
+from artifacts.store.store import in_thread
+
+LEARNED = "learned"
+"""Below the pull's blobs: files whose sum nobody says, until all are here."""
+PIECE_BYTES = 1 << 20
+
+
+def files(of: Listing) -> tuple[File, ...]:
+    """Those that are known by their sum; the others are laid by `fill`."""
+    return tuple(
+        File(one.entry.path, one.entry.size, one.entry.digest, one.role, "raw")
+        for one in of.taken
+        if one.entry.digest is not None
+    )
+
+
+def as_named(of: Listing) -> list[File]:
+    """All, by what their place calls them: for a look at them."""
+    return [File(one.entry.path, one.entry.size, one.entry.name, one.role, "raw") for one in of.taken]
+
+
+def unknown(of: Listing) -> list[Taken]:
+    """The others."""
+    return [one for one in of.taken if one.entry.digest is None]
+
+
+async def fill(job: Job, of: Listing, source: Source, told: pull.Progress | None = None) -> None:
+    """As a store's `Fetch`. Raises RegistryError, DiskError, RefusedError, OSError."""
+    sums = dict[Digest, Digest]()
+    blobs = {one.digest: (one.path, one.size, job.blob(one.digest)) for one in job.files}
+    wanted = [
+        Wanted(_blob(of, path, digest, size), at.relative_to(job.blobs))
+        for digest, (path, size, at) in blobs.items()
+        if not at.exists()
+    ]
+    for one in unknown(of):
+        entry = one.entry
+        if not _place(job, entry).exists():
+            to, blob = _place(job, entry).relative_to(job.blobs), _blob(of, entry.path, entry.name, entry.size)
+            wanted.append(Wanted(blob, to, _learner(sums, entry.name)))
+    if wanted:
+        await pull.fetch(wanted, source, job.blobs, told, file_system=job.disk)
+    await in_thread(lambda: magic.check((path, at) for path, _, at in blobs.values()))
+    await in_thread(lambda: _lay(job, of, sums))  # the folder is another pull's when this has returned
+
+
+def _learner(sums: dict[Digest, Digest], name: Digest) -> Callable[[Digest], None]:
+    def learned(digest: Digest) -> None:
+        sums[name] = digest
+
+    return learned
+
+
+def _blob(of: Listing, path: str, digest: Digest, size: int) -> Blob:
+    """So that errors name the file."""
+    return Blob(f"{of.place}: {path}", digest, size)
+
+
+def _place(job: Job, entry: Entry) -> Path:
+    return job.blobs / LEARNED / named(entry.name)
+
+
+def _lay(job: Job, of: Listing, sums: dict[Digest, Digest]) -> None:
+    """Files whose sum is learned go to where they belong. Raises MismatchError."""
+    for one in unknown(of):
+        at, entry = _place(job, one.entry), one.entry
+        said = entry.claim.removeprefix("git:") if entry.claim.startswith("git:") else None
+        if said is not None and _summed(at, hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)) != said:
+            raise MismatchError(f"{of.place}: {entry.path}: its bytes are others than git's sum of it says")
+        digest = sums.get(entry.name) or Digest(f"sha256:{_summed(at, hashlib.sha256())}")
+        magic.check([(entry.path, at)])
+        to = job.tree / entry.path
+        to.parent.mkdir(parents=True, exist_ok=True)
+        at.replace(to)
+        job.unpacked.append(File(entry.path, entry.size, digest, one.role, "raw"))
+
+
+def _summed(path: Path, summed: hashlib._Hash) -> str:
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(PIECE_BYTES):
+            summed.update(piece)
+    return summed.hexdigest()

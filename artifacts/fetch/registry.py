@@ -1,0 +1,220 @@
+"""From a reference to its Copy in the node's store, and back to it while its registry is away. I/O.
+
+Owns what stands between: whom to ask and with which login, what a reference meant when it was last pulled, and how far
+a pull has come. Promises: a Copy whose registry gave it to a login is given to nobody without asking that registry; no
+login is kept, only a sum of it by a key of the store; what `oci://` names is never run, only laid down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import Chain, Keychain
+from artifacts.dialects.contents import RefusedError
+from artifacts.digest import Digest
+from artifacts.errors import PolicyError
+from artifacts.fetch import verify_signatures
+from artifacts.fetch.blobs import fill
+from artifacts.file_policy import ALLOW
+from artifacts.http.retry import Pace
+from artifacts.http.transport import Limits, Site
+from artifacts.pack import chunk_sums
+from artifacts.peers.client import Peering, Swarm
+from artifacts.reference import Reference
+from artifacts.registry import manifests, resolve
+from artifacts.registry.client import Client
+from artifacts.registry.mirrors import Mirror, Mirrored
+from artifacts.signatures.policy import Policy
+from artifacts.store.layout import Key, room
+from artifacts.store.publish import Copy, Job, Wanted
+from artifacts.store.store import Caller, Store, in_thread
+from artifacts.store.tag_cache import Meanings
+
+log = logging.getLogger(__name__)
+
+
+class Came(NamedTuple):
+    """How far a pull is."""
+
+    bytes: int
+    """Verified or not, of those that were not here."""
+    total_bytes: int
+    bytes_per_s: float
+    """Since it began, without what an earlier try had brought."""
+
+
+Told = Callable[[Came], None]
+
+
+class MirrorSite(NamedTuple):
+    """Somebody who has what a registry has."""
+
+    host: str
+    prefix: str = ""
+    """As `Mirror.prefix`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registries:
+    """How registries are reached."""
+
+    keychain: Keychain = field(default_factory=Chain)
+    plain_http: bool | None = None
+    """As `Site.plain_http`."""
+    ca: Path | None = None
+    mirrors: Mapping[str, Sequence[MirrorSite]] = field(default_factory=dict)
+    """By `Reference.host`; those of "" are before every registry."""
+    peering: Peering | None = None
+    """Other nodes, which are asked for blobs before any registry."""
+    limits: Limits = field(default_factory=Limits)
+    pace: Pace = field(default_factory=Pace)
+    signatures: Policy = field(default_factory=Policy)
+    """Which signatures weights must have before they are used."""
+    held_good: set[tuple[str, Digest]] = field(default_factory=set)
+    """By host: what this process has seen signed; it asks of that no more."""
+
+    @asynccontextmanager
+    async def opened(self, host: str) -> AsyncIterator[Mirrored]:
+        """The registry with its mirrors before it, and peers before those. Raises PolicyError."""
+        async with AsyncExitStack() as stack:
+            own = await stack.enter_async_context(self.client(host))
+            mirrors = [
+                Mirror(await stack.enter_async_context(self.client(one.host)), one.prefix)
+                for one in (*self.mirrors.get(host, ()), *self.mirrors.get("", ()))
+            ]
+            if self.peering is None:
+                yield Mirrored(own, mirrors)
+            else:
+                yield Swarm(own, mirrors, self.peering, room(host), stack)
+
+    def client(self, host: str) -> Client:
+        """Of one place; costs tens of ms, for TLS's authorities are read. Raises PolicyError."""
+        site = Site(host, plain_http=self.plain_http, ca=self.ca)
+        return Client(site, self.keychain, limits=self.limits, pace=self.pace)
+
+
+async def obtain(
+    of: Reference, store: Store, registries: Registries, told: Told = lambda _: None, *, allow_unsafe: bool = False
+) -> Copy:
+    """The Copy of what the reference means now, held. `allow_unsafe`: also code and pickled weights.
+
+    Raises RegistryError, BadManifestError, StoreError, DiskError.
+    """
+    copy = None
+    try:
+        async with registries.opened(of.host) as source:
+            found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=allow_unsafe)
+            key, files = Key(of.host, found.digest), found.contents.files()
+            source.wants(found.digest)
+
+            async def fetch(job: Job) -> None:
+                sizes = {one.digest: one.size for one in job.files}
+                telling = Telling(sum(sizes.values()), told)
+                await fill(job, found.contents, of.repository, source, telling.came, sums=sums)
+
+            async def sums(digest: Digest, size: int) -> Sequence[str]:
+                async with registries.client(of.host) as client:
+                    return await chunk_sums.ask(client, of.repository, found.digest, digest, size)
+
+            await _judged(of, found.digest, registries)
+            caller = await _caller(of, found.digest, store, registries)
+            caller = None if caller is None else caller._replace(vouched=source.vouched)
+            wanted = Wanted(
+                f"oci://{of}", key, files, allow_unsafe=allow_unsafe, unsafe=found.unsafe, documents=found.documents
+            )
+            copy = await store.ensure(wanted, fetch, caller)
+            check_safe(f"oci://{of}", copy, allow_unsafe=allow_unsafe)
+            await in_thread(lambda: Meanings(store).remember(of, key))
+            return copy
+    except BaseException:  # also where the connections are closed and nobody waits any more
+        if copy is not None:
+            copy.close()
+        raise
+
+
+async def kept(of: Reference, store: Store, registries: Registries, *, allow_unsafe: bool = False) -> Copy | None:
+    """The Copy of what the reference meant when it was last pulled here, held; None: there is none any more.
+
+    The registry is asked only of weights that need a login, or a signature that this process has not seen yet: who laid
+    them here may have asked for none. Raises RegistryError, StoreError, RefusedError.
+    """
+    key = await in_thread(lambda: Meanings(store).recall(of))
+    if key is None:
+        return None
+    if registries.signatures.policy == "enforce":
+        await _judged(of, key.digest, registries)
+    copy = await store.admit(key, await _caller(of, key.digest, store, registries))
+    if copy is not None:
+        try:
+            check_safe(f"oci://{of}", copy, allow_unsafe=allow_unsafe)
+        except RefusedError:
+            copy.close()
+            raise
+    return copy
+
+
+def check_safe(of: str, copy: Copy, *, allow_unsafe: bool) -> None:
+    """Raises RefusedError where it was laid down for those who allow more."""
+    if copy.record.unsafe and not allow_unsafe:
+        raise RefusedError(f"{of} holds code or pickled weights, and was laid here for those who allow them; {ALLOW}")
+
+
+async def _judged(of: Reference, digest: Digest, registries: Registries) -> None:
+    """Asks the registry itself, whatever mirrors there are. Raises PolicyError where the weights may not be used."""
+    if registries.signatures.policy == "off" or (of.host, digest) in registries.held_good:
+        return
+    async with registries.client(of.host) as client:
+        verdict = await verify_signatures.judge(client, of.repository, digest, registries.signatures)
+    if not verdict.publish:
+        raise PolicyError("; ".join(verdict.lines))
+    if verdict.signed_by:
+        registries.held_good.add((of.host, digest))
+    else:
+        log.warning("%s", "; ".join(verdict.lines))
+
+
+async def _caller(of: Reference, digest: Digest, store: Store, registries: Registries) -> Caller | None:
+    """Whoever has a login for the registry is somebody, whether or not it asked for that."""
+    login = await registries.keychain.login(of.host, of.repository)
+    if login is None or login.anonymous:
+        return None
+
+    async def permitted() -> bool:
+        async with registries.client(of.host) as client:
+            return await manifests.permitted(client, of.repository, digest)
+
+    return Caller(fingerprint(login, await in_thread(store.permits.key)), permitted)
+
+
+def fingerprint(login: Login, key: bytes) -> str:
+    """Of a login; without the store's key nothing of the login can be tried against it."""
+    secret = () if login.whose else (login.user, login.password, login.identity_token, login.registry_token)
+    parts = (login.whose, *secret)
+    text = b"".join(len(part.encode()).to_bytes(8) + part.encode() for part in parts)
+    return hmac.new(key, text, hashlib.sha256).hexdigest()
+
+
+class Telling:
+    """Blobs' bytes as one sum."""
+
+    def __init__(self, total_bytes: int, told: Told) -> None:
+        self._total_bytes, self._told = total_bytes, told
+        self._came: dict[Digest, int] = {}
+        self._first: tuple[float, int] | None = None
+
+    def came(self, digest: Digest, bytes_: int) -> None:
+        """As `pull.Progress`."""
+        self._came[digest] = bytes_
+        total, now_s = sum(self._came.values()), time.monotonic()
+        since_s, before = self._first = self._first or (now_s, total)
+        took_s = now_s - since_s
+        self._told(Came(total, self._total_bytes, max(total - before, 0) / took_s if took_s > 0 else 0.0))

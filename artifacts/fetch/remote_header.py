@@ -1,0 +1,111 @@
+"""The header of a model that is not here yet, as a file: what it will need is known before it is pulled. I/O.
+
+Owns files that have a GGUF's name, its size and its first bytes, and a hole where its weights would be: whoever reads
+headers reads them as any other. Promises: a few MiB of a model are asked for, whatever it weighs. They are not
+verified, since only the whole has a digest: they say what to plan with, and nothing is ever loaded from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import aclosing
+from pathlib import Path
+
+from artifacts.archives.tar import Member, Reader
+from artifacts.dialects.contents import File
+from artifacts.fetch.registry import Registries
+from artifacts.formats import gguf
+from artifacts.formats.gguf import GgufError
+from artifacts.formats.hf_config import CONFIG_BYTES_MAX
+from artifacts.reference import Reference
+from artifacts.registry import resolve
+from artifacts.registry.blobs import Blob, Source
+
+FIRST_BYTES = 4 << 20
+CONFIG = "config.json"
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+"""A header of safetensors that says nothing: of theirs only the size counts."""
+BYTES_MAX = 64 << 20
+"""A header with a large vocabulary has about 10 MiB."""
+
+
+async def lay(of: Reference, registries: Registries, folder: Path, *, allow_unsafe: bool = False) -> list[str]:
+    """The GGUF files of the artifact, below `folder`, which is made; none where their names or bytes are not plain.
+
+    Raises RegistryError, BadManifestError, GgufError, BadArchiveError, OSError.
+    """
+    async with registries.opened(of.host) as source:
+        found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=allow_unsafe)
+        return await begin(found.contents.files(), of.repository, source, folder)
+
+
+async def begin(of: Iterable[File], repository: str, source: Source, folder: Path) -> list[str]:
+    """As `lay`, of an artifact's files."""
+    files = [one for one in of if one.path.endswith(".gguf") and one.encoding in {"raw", "tar"}]
+    for one in files:
+        path = folder / one.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(_put, path, b"", one.size)
+    for one in files:
+        if gguf.is_first_part(Path(one.path)):
+            await _begin(repository, source, one, folder / one.path)
+    return [one.path for one in files]
+
+
+async def begin_config(of: Iterable[File], repository: str, source: Source, folder: Path) -> bool:
+    """`config.json` and what stands for the safetensors beside it, below `folder`, for `artifacts.formats.hf_config`;
+    False: it has none. Raises RegistryError, BadArchiveError, OSError.
+    """
+    files = {one.path: one for one in of if one.encoding in {"raw", "tar"}}
+    config = files.get(CONFIG)
+    if config is None or config.size > CONFIG_BYTES_MAX:
+        return False
+    async with aclosing(source.read(Blob(repository, config.digest, config.size))) as pieces:
+        whole = b"".join([piece async for piece in pieces])
+    content = _content(whole)[0] if config.encoding == "tar" else whole
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread(_put, folder / CONFIG, content, len(content))
+    for one in files.values():
+        if "/" not in one.path and one.path.endswith(".safetensors") and one.size >= len(NO_TENSORS):
+            await asyncio.to_thread(_put, folder / one.path, NO_TENSORS, one.size)
+    return True
+
+
+async def _begin(repository: str, source: Source, one: File, path: Path) -> None:
+    """As much of its begin as a reader wants. Raises GgufError where that is too much, or it is none."""
+    want = FIRST_BYTES
+    while True:
+        end = min(want, one.size)
+        async with aclosing(source.read(Blob(repository, one.digest, one.size), 0, end)) as pieces:
+            begin = b"".join([piece async for piece in pieces])
+        content, size = _content(begin) if one.encoding == "tar" else (begin, one.size)
+        await asyncio.to_thread(_put, path, content, size)
+        try:
+            if await asyncio.to_thread(gguf.header_bytes, path) <= len(content):
+                return
+        except GgufError:
+            if end == one.size:
+                raise
+        if end == one.size or want >= BYTES_MAX:
+            raise GgufError(f"{one.path}: its header is larger than {BYTES_MAX >> 20} MiB, or broken")
+        want *= 4
+
+
+def _content(begin: bytes) -> tuple[bytes, int]:
+    """Of the first file of an archive that begins so: its own begin, and its size."""
+    content, size = bytearray(), None
+    for event in Reader().feed(begin):
+        if isinstance(event, Member):
+            if size is not None:
+                break
+            size = event.size if event.kind == "file" else None
+        elif isinstance(event, memoryview) and size is not None:
+            content += event
+    return bytes(content), size or 0
+
+
+def _put(path: Path, begin: bytes, size: int) -> None:
+    with path.open("wb") as file:
+        file.write(begin)
+        file.truncate(size)

@@ -1,0 +1,210 @@
+"""Archives into a folder: only regular files and folders, each opened from the folder above it, never through a link.
+
+Owns the writing. Promises: modes are 0644 and 0755 whatever the archive says; nothing that is there is written over; no
+more bytes than were reserved; at the end everything is on disk, and after a refusal or a failure nothing is left of it.
+What may be written at all is `artifacts.archives.member_filter`'. It blocks: run it in a thread. I/O.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from artifacts import digest as digests
+from artifacts import safe_paths
+from artifacts.archives import decompress, tar
+from artifacts.archives.member_filter import Sieve, Taken
+from artifacts.archives.tar import BadArchiveError, Member
+from artifacts.dialects.contents import File
+from artifacts.digest import Digest
+from artifacts.files import Role
+from artifacts.oci.descriptor import BLOB_BYTES_MAX
+
+FILE_MODE, FOLDER_MODE = 0o644, 0o755
+_NO_FOLDER = frozenset({errno.ENOTDIR, errno.ELOOP})
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Unpacked(NamedTuple):
+    """A file that was written."""
+
+    path: str
+    size: int
+    role: Role
+    digest: Digest
+    at: int
+    """Where in the archive, uncompressed, its bytes begin."""
+
+
+def members(pieces: Iterable[bytes], of: File) -> Iterator[Member]:
+    """What an archive says it holds; nothing is written. Raises BadArchiveError."""
+    reader = tar.Reader()
+    for piece in decompress.inflate(pieces, of.encoding, BLOB_BYTES_MAX):
+        yield from (one for one in reader.feed(piece) if isinstance(one, Member))
+    reader.close()
+
+
+class Unpacking:
+    """All archives of one artifact, into one folder; a context, whose end keeps everything or nothing."""
+
+    def __init__(
+        self, folder: int, tree: safe_paths.Tree, bytes_max: int, *, root: str = "", allow_unsafe: bool = False
+    ) -> None:
+        """`folder`: open, and ours alone; `tree`: what else of the artifact will lie there; `bytes_max`: of files."""
+        self._places = _Places(folder)
+        self._tree = tree
+        self._left = bytes_max
+        self._bytes_max = bytes_max
+        self._root = root
+        self._allow_unsafe = allow_unsafe
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self._places.sync()
+            else:
+                self._places.undo()
+        finally:
+            self._places.close()
+
+    def archive(
+        self, of: File, pieces: Iterable[bytes], diff_id: Digest | None = None, *, may_be_empty: bool = False
+    ) -> list[Unpacked]:
+        """One archive. `diff_id`: of its bytes uncompressed. `may_be_empty`: a layer of an image may hold no member.
+
+        Raises BadArchiveError, OSError.
+        """
+        sieve = Sieve(of, self._tree, self._root, allow_unsafe=self._allow_unsafe)
+        reader, done = tar.Reader(), list[Unpacked]()
+        inner = hashlib.new(digests.algorithm(diff_id)) if diff_id is not None else None
+        fd, taken, summed, at = -1, None, hashlib.sha256(), 0
+        try:
+            for piece in decompress.inflate(pieces, of.encoding, BLOB_BYTES_MAX):
+                if inner is not None:
+                    inner.update(piece)
+                for event in reader.feed(piece):
+                    if isinstance(event, Member):
+                        taken, at = sieve.judge(event), reader.at
+                        fd, summed = self._begin(taken) if taken is not None else -1, hashlib.sha256()
+                    elif fd >= 0 and isinstance(event, memoryview):
+                        summed.update(event)
+                        _write(fd, event)
+                    elif fd >= 0 and taken is not None:
+                        fd = _finish(fd)
+                        digest = digests.parse(f"sha256:{summed.hexdigest()}")
+                        done.append(Unpacked(taken.path, taken.size, taken.role, digest, at))
+            reader.close()
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        if not reader.entries and not may_be_empty:
+            raise BadArchiveError(f"the archive{f' of {of.path}' if of.path else ''} is empty: it holds no file")
+        if diff_id is not None and inner is not None and inner.hexdigest() != digests.encoded(diff_id):
+            raise BadArchiveError("what the archive holds is not what the image's config says: its diffID is another")
+        return done
+
+    def _begin(self, taken: Taken) -> int:
+        """Open for what it holds; -1 for a folder."""
+        if taken.folder:
+            self._places.folder(taken.path)
+            return -1
+        if taken.size > self._left:
+            raise BadArchiveError(f"in the archive: {taken.path}: more than the {self._bytes_max} bytes reserved")
+        self._left -= taken.size
+        return self._places.file(taken.path)
+
+
+class _Places:
+    """The way to each path, folder by folder, and what was made on it."""
+
+    def __init__(self, folder: int) -> None:
+        self._base = folder
+        self._way: list[tuple[str, int]] = []
+        """The folders that are open now, each in the one before."""
+        self._made_files: list[str] = []
+        self._made_folders: list[str] = []
+
+    def file(self, path: str) -> int:
+        """A new file there, open for writing."""
+        above, _, name = path.rpartition("/")
+        folder = self.folder(above)
+        try:
+            fd = os.open(name, _FILE, FILE_MODE, dir_fd=folder)
+        except FileExistsError:
+            raise BadArchiveError(f"in the archive: {path}: there is something of that name already") from None
+        self._made_files.append(path)
+        os.fchmod(fd, FILE_MODE)  # whatever the umask
+        return fd
+
+    def folder(self, path: str, *, make: bool = True) -> int:
+        """Open; made where it is missing. Raises BadArchiveError where a link or a file is in its place."""
+        parts = path.split("/") if path else []
+        same = next(
+            (n for n, (part, there) in enumerate(zip(parts, self._way, strict=False)) if part != there[0]), None
+        )
+        self._close(min(len(parts), len(self._way)) if same is None else same)
+        for part in parts[len(self._way) :]:
+            above = self._way[-1][1] if self._way else self._base
+            try:
+                fd = self._enter(part, above, make=make)
+            except OSError as error:
+                if error.errno not in _NO_FOLDER:
+                    raise
+                raise BadArchiveError(f"in the archive: {path}: something that is no folder is in the way") from None
+            self._way.append((part, fd))
+        return self._way[-1][1] if self._way else self._base
+
+    def _enter(self, name: str, above: int, *, make: bool) -> int:
+        try:
+            return os.open(name, _FOLDER, dir_fd=above)
+        except FileNotFoundError:
+            if not make:
+                raise
+            os.mkdir(name, FOLDER_MODE, dir_fd=above)
+        self._made_folders.append("/".join([*(part for part, _ in self._way), name]))
+        fd = os.open(name, _FOLDER, dir_fd=above)
+        os.fchmod(fd, FOLDER_MODE)
+        return fd
+
+    def sync(self) -> None:
+        """What was made is on disk: files were when they ended; now the folders, the deepest first."""
+        folders = {path.rpartition("/")[0] for path in (*self._made_files, *self._made_folders)}
+        for path in sorted({"", *folders, *self._made_folders}, reverse=True):
+            os.fsync(self.folder(path))
+
+    def undo(self) -> None:
+        """Nothing is left of it; what others have put there meanwhile is theirs."""
+        made = [(os.rmdir, path) for path in self._made_folders] + [(os.unlink, path) for path in self._made_files]
+        for remove, path in reversed(made):
+            above, _, name = path.rpartition("/")
+            with suppress(OSError, BadArchiveError):
+                remove(name, dir_fd=self.folder(above, make=False))
+
+    def close(self) -> None:
+        """Nothing of it is open any more."""
+        self._close(0)
+
+    def _close(self, keep: int) -> None:
+        while len(self._way) > keep:
+            os.close(self._way.pop()[1])
+
+
+def _write(fd: int, content: memoryview) -> None:
+    while content:
+        content = content[os.write(fd, content) :]
+
+
+def _finish(fd: int) -> int:
+    """Its bytes are on disk; -1: nothing is open."""
+    os.fsync(fd)
+    os.close(fd)
+    return -1

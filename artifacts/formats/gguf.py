@@ -1,0 +1,294 @@
+"""What a GGUF file says about itself: its name, and what its architecture keeps in memory. I/O.
+
+Owns reading the header, and only the header: a model of 40 GB is known after a few MiB. A reader of our own, because
+the `gguf` package makes an object of every token of a vocabulary; here arrays are skipped. The file may be anything, so
+every length is checked against a bound or the size of the file before it is used, and nothing is allocated by a number
+that the file claims. Only a window of the file and the keys that matter are in memory, a few MiB for any header. Raises
+GgufError, whose text is one line with the file and the fault. `artifacts.formats.gguf_memory` derives the memory from
+the keys.
+
+A vocabulary of 150,000 tokens with its 280,000 merges takes 35 ms: read a file once, not at every start.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little endian).
+"""
+
+from __future__ import annotations
+
+import stat
+import struct
+import time
+from collections.abc import Iterable
+from io import FileIO
+from pathlib import Path
+
+import msgspec
+
+from artifacts import files
+from artifacts.formats import gguf_memory
+from artifacts.formats.gguf_memory import LAYERS_MAX, Value
+from artifacts.formats.memory import Shape
+
+CPU_S_MAX = 2.0
+"""CPU time that headers may take, of one file or folder; a real one takes less than a tenth of a second."""
+OVERTIME = f"its header takes more than {CPU_S_MAX:.0f} s to read; no real model has such a header"
+HEADER_BYTES_MAX = 256 << 20
+"""The largest vocabularies need about 20 MiB."""
+CHUNK_BYTES = 1 << 20
+KEYS_MAX = 100_000
+TENSORS_MAX = 100_000
+TEXTS_MAX = 4_000_000
+"""Of all arrays of texts together. The largest vocabularies have 300,000 tokens and 500,000 merges."""
+KEPT_MAX, ARRAYS_MAX = 1_000, 16
+"""Keys, and arrays, that are kept: more than one architecture has."""
+KEY_BYTES_MAX = 65_535
+TEXT_BYTES_MAX, NAME_CHARS_MAX = 1 << 20, 200
+"""Of a text that we want, such as the name; others are skipped, however long."""
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+_U64 = struct.Struct("<Q")
+
+
+class GgufError(Exception):
+    """The file is not a GGUF that can be served; the text is one line and begins with its path."""
+
+
+class GgufInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the header says. Its texts are printable."""
+
+    name: str
+    architecture: str
+    shape: Shape
+
+
+def read(file: Path | str) -> GgufInfo:
+    """What the file says; of a split model give its first part, the others are found. Raises GgufError."""
+    path = str(file)
+    try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):  # to open a FIFO would wait for its writer
+            raise GgufError(f"{path}: it is no regular file")
+        with FileIO(path) as opened:
+            metadata = _Header(path, opened, Path(path).stat().st_size).metadata()
+        weights_bytes = _weights_bytes(path)
+    except (OSError, ValueError) as error:  # a ValueError: a NUL in the path
+        raise GgufError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    return _info(path, metadata, weights_bytes)
+
+
+def header_bytes(file: str | Path) -> int:
+    """Where the header of this file ends, its tensor directory included. Raises GgufError and OSError."""
+    path = str(file)
+    with FileIO(path) as opened:
+        header = _Header(path, opened, Path(path).stat().st_size)
+        header.metadata()
+        return header.at
+
+
+def stem(file: Path) -> str:
+    """The file's name without `.gguf`, and of a split model without its part."""
+    split = files.PART.fullmatch(file.name)
+    return split[1] if split else file.stem
+
+
+def is_first_part(file: Path) -> bool:
+    """Whether the file can be given to `read`: it is whole, or the first part of a split model."""
+    split = files.PART.fullmatch(file.name)
+    return split is None or int(split[2]) == 1
+
+
+def bases(paths: Iterable[str]) -> list[str]:
+    """Those of an artifact's files that an engine could be given to load: no later parts, and no adapters beside."""
+    adapters = ("adapter", "lora", "mmproj")
+    found = [one for one in paths if one.endswith(".gguf") and is_first_part(Path(one))]
+    return [one for one in found if not any(word in Path(one).name for word in adapters)] or found
+
+
+def _info(path: str, metadata: dict[str, Value], weights_bytes: int) -> GgufInfo:
+    try:
+        shape = gguf_memory.shape(metadata, weights_bytes)
+    except ValueError as error:
+        raise GgufError(f"{path}: {error}") from None
+    name = metadata.get("general.name")
+    return GgufInfo(
+        name=name if isinstance(name, str) and _is_name(name) else stem(Path(path)),
+        architecture=str(metadata["general.architecture"]),
+        shape=shape,
+    )
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= NAME_CHARS_MAX and name.isprintable()
+
+
+def _weights_bytes(path: str) -> int:
+    """The size of the file, or of all parts of a split one. Raises GgufError naming the first part that is missing."""
+    split = files.PART.fullmatch(Path(path).name)
+    if split is None:
+        return Path(path).stat().st_size
+    begin, number, count = split[1], int(split[2]), int(split[3])
+    if number != 1:
+        raise GgufError(f"{path}: part {number} of {count}; give the first, {begin}-00001-of-{split[3]}.gguf")
+    total = 0
+    for part in range(1, count + 1):
+        file = Path(path).with_name(f"{begin}-{part:05}-of-{split[3]}.gguf")
+        if not file.is_file():
+            raise GgufError(f"{path}: part {part} of {count} is missing: {file.name}")
+        total += file.stat().st_size
+    return total
+
+
+class _Header:
+    """A cursor over the start of the file, read in chunks as needed."""
+
+    def __init__(self, path: str, file: FileIO, size: int) -> None:
+        self.path, self.file, self.size = path, file, size
+        self.buffer = bytearray()
+        self.base = self.at = 0
+        """Where the buffer begins in the file, and the cursor."""
+        self.texts = self.arrays = 0
+        self.ends_s = time.thread_time() + CPU_S_MAX
+
+    def metadata(self) -> dict[str, Value]:
+        """The keys that matter here; of the vocabulary only its length. Checks the tensor directory on the way."""
+        if self.size < 4 or self.bytes(4) != b"GGUF":
+            raise GgufError(f"{self.path}: not a GGUF file")
+        version = self.number("<I")
+        if version & 0xFFFF == 0:
+            raise GgufError(f"{self.path}: big-endian GGUF; convert it to little endian")
+        if version not in (2, 3):
+            raise GgufError(f"{self.path}: GGUF version {version}; expected 2 or 3")
+        tensors = self.count("tensors", TENSORS_MAX)
+        found: dict[str, Value] = {}
+        for _ in range(self.count("keys", KEYS_MAX)):
+            self.limit_time()
+            key = self.text(KEY_BYTES_MAX)
+            value = self.value(key)
+            if value is not None:
+                found[key] = value
+                if len(found) > KEPT_MAX:
+                    raise GgufError(f"{self.path}: more than {KEPT_MAX} keys of one model")
+        self.directory(tensors)
+        return found
+
+    def value(self, key: str) -> Value | None:
+        """The value at the cursor if it matters, else None; the cursor is behind it either way."""
+        kind = self.number("<I")
+        wanted = key.partition(".")[2] in gguf_memory.KEYS
+        if kind == _STRING:
+            if key in ("general.name", "general.architecture"):
+                return self.text(TEXT_BYTES_MAX)
+            self.skip(self.number("<Q"))
+            return None
+        if kind == _ARRAY:
+            return self.array(key)
+        if kind not in _SCALARS:
+            raise GgufError(f"{self.path}: {key[:80]!r} has unknown type {kind}")
+        value = struct.unpack(_SCALARS[kind], self.bytes(struct.calcsize(_SCALARS[kind])))[0]
+        return value if wanted and isinstance(value, int | float) else None
+
+    def array(self, key: str) -> Value | None:
+        """An array of numbers, one per block, if it matters; the length of the vocabulary; else None."""
+        kind, count = self.number("<I"), self.number("<Q")
+        if kind == _STRING:
+            self.skip_texts(count)
+            return count if key == "tokenizer.ggml.tokens" else None
+        if kind not in _SCALARS:
+            raise GgufError(f"{self.path}: {key[:80]!r} is an array of unknown type {kind}")
+        width = struct.calcsize(_SCALARS[kind])
+        if key.partition(".")[2] in gguf_memory.KEYS and count <= LAYERS_MAX and kind not in (6, 12):
+            self.arrays += 1
+            if self.arrays > ARRAYS_MAX:
+                raise GgufError(f"{self.path}: more than {ARRAYS_MAX} arrays of numbers for each block")
+            return tuple(n for (n,) in struct.iter_unpack(_SCALARS[kind], self.bytes(width * count)))
+        self.skip(width * count)
+        return None
+
+    def skip_texts(self, count: int) -> None:
+        """Moves behind `count` texts. The one loop that is long (150,000 tokens), so it is kept tight."""
+        self.check(self.at + 8 * count)
+        self.texts += count
+        if self.texts > TEXTS_MAX:
+            raise GgufError(f"{self.path}: claims {self.texts} texts; at most {TEXTS_MAX} are read")
+        unpack = _U64.unpack_from
+        while count:
+            self.limit_time()
+            self.fill(self.at + 8)
+            buffer, at, last = self.buffer, self.at - self.base, len(self.buffer) - 8
+            while count and at <= last:
+                at += 8 + unpack(buffer, at)[0]
+                count -= 1
+            self.at = self.base
+            self.skip(at)
+
+    def directory(self, tensors: int) -> None:
+        """The tensor directory: every tensor must begin within the file, which an unfinished download breaks."""
+        last = 0
+        for _ in range(tensors):
+            self.limit_time()
+            self.text(KEY_BYTES_MAX)
+            dimensions = self.number("<I")
+            if dimensions > 4:
+                raise GgufError(f"{self.path}: a tensor of {dimensions} dimensions")
+            self.skip(8 * dimensions + 4)
+            last = max(last, self.number("<Q"))
+        if tensors and self.at + last >= self.size:
+            raise GgufError(f"{self.path}: truncated: its last tensor begins behind the end of the file")
+
+    def limit_time(self) -> None:
+        """Raises GgufError when the header has taken CPU_S_MAX."""
+        if time.thread_time() > self.ends_s:
+            raise GgufError(f"{self.path}: {OVERTIME}")
+
+    def count(self, what: str, most: int) -> int:
+        """A count that the file claims, within its bound."""
+        count = self.number("<Q")
+        if count > most:
+            raise GgufError(f"{self.path}: claims {count} {what}; at most {most} are read")
+        return count
+
+    def text(self, most: int) -> str:
+        """A text of at most `most` bytes."""
+        length = self.number("<Q")
+        if length > most:
+            raise GgufError(f"{self.path}: a name of {length} bytes; at most {most} are read")
+        return self.bytes(length).decode(errors="replace")
+
+    def number(self, form: str) -> int:
+        """An unsigned integer."""
+        return int(struct.unpack(form, self.bytes(struct.calcsize(form)))[0])
+
+    def bytes(self, count: int) -> bytes:
+        """The next bytes."""
+        self.fill(self.at + count)
+        begin = self.at - self.base
+        self.at += count
+        return bytes(self.buffer[begin : begin + count])
+
+    def skip(self, count: int) -> None:
+        """Moves the cursor; what it passes is in the file."""
+        self.check(self.at + count)
+        self.at += count
+
+    def check(self, end: int) -> None:
+        """Raises GgufError when the file or the bound is shorter."""
+        if end > self.size:
+            raise GgufError(f"{self.path}: truncated: its header ends behind the end of the file")
+        if end > HEADER_BYTES_MAX:
+            raise GgufError(f"{self.path}: its header is larger than {HEADER_BYTES_MAX >> 20} MiB")
+
+    def fill(self, end: int) -> None:
+        """Reads until the buffer holds the bytes from the cursor to `end`; those before the cursor are dropped."""
+        if self.at >= self.base and end <= self.base + len(self.buffer):
+            return
+        self.check(end)
+        if self.at <= self.base + len(self.buffer):
+            del self.buffer[: self.at - self.base]
+        else:
+            self.buffer.clear()
+            self.file.seek(self.at)
+        self.base = self.at
+        while (missing := end - self.base - len(self.buffer)) > 0:
+            chunk = self.file.read(max(CHUNK_BYTES, missing))
+            if not chunk:
+                raise GgufError(f"{self.path}: it became shorter while it was read")
+            self.buffer += chunk

@@ -1,0 +1,246 @@
+"""What a folder with config.json and safetensors says of a model: what its architecture keeps in memory. I/O.
+
+Owns reading both, and only what is needed: config.json, the index, and the header of each file of weights. Everything
+may be anything: what is read is bounded, nothing is allocated by a number that a file claims, and ConfigError is one
+line that names the file and what is wrong with it. A key that is odd or missing is taken as commonly, upwards.
+
+Format: https://huggingface.co/docs/safetensors (eight bytes with the length of a header in JSON, then the data).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from artifacts.formats.gguf import CPU_S_MAX, OVERTIME
+from artifacts.formats.memory import Layer, Shape, bounded
+
+CONFIG_BYTES_MAX, CONFIG_VALUES_MAX = 4 << 20, 200_000
+INDEX_BYTES_MAX, INDEX_VALUES_MAX = 32 << 20, 400_000
+HEADER_BYTES_MAX, HEADER_VALUES_MAX = 64 << 20, 1_000_000
+"""Bounds of what is decoded. The largest index of a public model has 150,000 values, and the largest header 200,000."""
+FILES_MAX = 4096
+NAME_CHARS_MAX = 255
+LAYERS_MAX = 4096
+NUMBER_MAX = 1 << 32
+INDEX = "model.safetensors.index.json"
+STATES_ONLY = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "moe_mamba"})
+"""Kinds of layers (`layer_types`) that keep a state and no tokens."""
+
+Keys = Mapping[str, object]
+T = TypeVar("T")
+
+
+class ConfigError(Exception):
+    """The folder holds no model that can be served; the text is one line and begins with a path."""
+
+
+class _Index(msgspec.Struct, frozen=True):
+    """The file that says where each tensor is."""
+
+    weight_map: dict[str, str]
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    """One entry of a header of safetensors."""
+
+    data_offsets: tuple[int, int] | None = None
+
+
+class ConfigInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the folder says."""
+
+    architecture: str
+    shape: Shape
+
+
+_decode_tensor = msgspec.json.Decoder(_Tensor).decode
+
+
+def read(folder: Path) -> ConfigInfo:
+    """What it says. Raises ConfigError."""
+    path = folder / "config.json"
+    keys = _decoded(path, _text(path, CONFIG_BYTES_MAX), CONFIG_VALUES_MAX, dict[str, object])
+    inside = keys.get("text_config", keys)
+    if not isinstance(inside, Mapping):
+        raise ConfigError(f"{path}: text_config is no object")
+    kind = keys.get("model_type", inside.get("model_type"))
+    if not isinstance(kind, str) or not kind.isprintable():
+        raise ConfigError(f"{path}: model_type is missing or no text: not a language model?")
+    try:
+        return ConfigInfo(architecture=kind[:80], shape=shape(inside, _weights_bytes(folder)))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def shape(keys: Keys, weights_bytes: int) -> Shape:
+    """What the keys of a config.json mean. Raises ValueError."""
+    layers, width = _needed(keys, "num_hidden_layers", "n_layer"), _needed(keys, "hidden_size", "n_embd", "d_model")
+    if layers > LAYERS_MAX:
+        raise ValueError(f"num_hidden_layers is above {LAYERS_MAX}")
+    heads = _number(keys, 0, "num_attention_heads", "n_head")
+    inner = _number(keys, 4 * width, "intermediate_size", "n_inner", "ffn_dim")
+    experts = _number(keys, 0, "num_experts_per_tok") * _number(keys, inner, "moe_intermediate_size")
+    said = keys.get("layer_types")
+    kinds = said if isinstance(said, list) and len(said) == layers else [""] * layers
+    row, state_bytes = _row(keys, width, heads), _state_bytes(keys, width)
+    return bounded(Shape(
+        weights_bytes=weights_bytes,
+        layers=tuple(_layer(kind, row, state_bytes) for kind in kinds),
+        context_tokens=_needed(keys, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+        vocabulary=_number(keys, 0, "vocab_size"),
+        width=width,
+        inner=max(inner, experts),
+        heads=heads,
+    ))  # fmt: skip
+
+
+def _layer(kind: object, row: tuple[int, int], state_bytes: int) -> Layer:
+    """One whose kind is known has either tokens or a state, any other all that there is."""
+    if not isinstance(kind, str):  # a list, for example, cannot be looked up
+        kind = ""
+    if kind in STATES_ONLY and state_bytes:
+        return Layer(state_bytes=state_bytes)
+    attends = kind in {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+    return Layer(key_elements=row[0], value_elements=row[1], state_bytes=0 if attends else state_bytes)
+
+
+def _row(keys: Keys, width: int, heads: int) -> tuple[int, int]:
+    """Elements of keys and of values that one token leaves in a layer."""
+    latent = _number(keys, 0, "kv_lora_rank")
+    if latent:  # one row, which has both
+        return latent + _number(keys, 64, "qk_rope_head_dim") + _number(keys, 0, "index_head_dim"), 0
+    length = _number(keys, width // max(1, heads), "head_dim")
+    many = _number(keys, heads, "num_key_value_heads", "n_head_kv")
+    return many * length, many * _number(keys, length, "v_head_dim")
+
+
+def _state_bytes(keys: Keys, width: int) -> int:
+    """Of one recurrent layer and one Call, as float32."""
+    carried = _number(keys, 0, "mamba_d_state", "ssm_state_size", "state_size", "mamba_state_dim")
+    inner = _number(keys, width * _number(keys, 2, "mamba_expand", "expand"), "mamba_d_ssm", "mamba_intermediate_size")
+    groups = _number(keys, 1, "mamba_n_groups", "n_groups")
+    back = max(0, _number(keys, 4, "mamba_d_conv", "conv_kernel", "d_conv") - 1)
+    elements = carried * inner + back * (inner + 2 * groups * carried) if carried else 0
+    many = _number(keys, 0, "linear_num_value_heads")
+    key, value = _number(keys, 0, "linear_key_head_dim"), _number(keys, 0, "linear_value_head_dim")
+    mixed = 2 * _number(keys, many, "linear_num_key_heads") * key + many * value
+    elements += many * key * value + max(0, _number(keys, 4, "linear_conv_kernel_dim") - 1) * mixed
+    own = keys.get("linear_attn_config")
+    if isinstance(own, Mapping):
+        many, key = _number(own, 0, "num_heads"), _number(own, 0, "head_dim")
+        elements += many * key * key + 3 * max(0, _number(own, 4, "short_conv_kernel_size") - 1) * many * key
+    elements += width * _number(keys, 0, "conv_L_cache")
+    if str(keys.get("model_type", "")).startswith("rwkv"):
+        elements += width * (_number(keys, 64, "head_size", "head_dim") + 2)
+    return 4 * elements
+
+
+def _needed(keys: Keys, *names: str) -> int:
+    found = _number(keys, -1, *names)
+    if found < 0:
+        raise ValueError(f"{names[0]} is missing or no number: not a language model?")
+    return found
+
+
+def _number(keys: Keys, default: int, *names: str) -> int:
+    """The first of these that is a number."""
+    for name in names:
+        value = keys.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < NUMBER_MAX:
+            return value
+    return default
+
+
+def _weights_bytes(folder: Path) -> int:
+    """Of all files of weights. Raises ConfigError naming the first that is missing or not whole."""
+    index = folder / INDEX
+    if not _exists(index):
+        names = _names(folder)
+        if not names:
+            raise ConfigError(f"{folder}: there is no .safetensors file in it")
+    else:
+        found = _decoded(index, _text(index, INDEX_BYTES_MAX), INDEX_VALUES_MAX, _Index)
+        names = sorted(set(found.weight_map.values()))
+    if len(names) > FILES_MAX:
+        raise ConfigError(f"{folder}: more than {FILES_MAX} files of weights")
+    odd = next((name for name in names if not _is_file_name(name)), None)
+    if odd is not None:
+        raise ConfigError(f"{index}: {odd[:80]!r} is no name of a file")
+    ends_s = time.thread_time() + CPU_S_MAX
+    return sum(_file_bytes(folder / name, ends_s) for name in names)
+
+
+def _is_file_name(name: str) -> bool:
+    return name.isprintable() and "/" not in name and len(name) <= NAME_CHARS_MAX and name not in {"", ".", ".."}
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.glob("*.safetensors"))
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}") from None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+def _file_bytes(path: Path, ends_s: float) -> int:
+    """Its size, where its header says that it is whole. `ends_s`: a CPU time of this thread, by which all are read."""
+    if time.thread_time() > ends_s:
+        raise ConfigError(f"{path}: {OVERTIME}")
+    try:
+        with path.open("rb") as file:
+            size, begin = path.stat().st_size, file.read(8)
+            length = int.from_bytes(begin, "little")
+            if len(begin) < 8 or length > min(HEADER_BYTES_MAX, size - 8):
+                raise ConfigError(f"{path}: not a safetensors file, or truncated")
+            text = file.read(length)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    tensors = _decoded(path, text, HEADER_VALUES_MAX, dict[str, msgspec.Raw])
+    ends = [_end(path, tensor) for name, tensor in tensors.items() if name != "__metadata__"]
+    if 8 + length + max(ends, default=0) > size:
+        raise ConfigError(f"{path}: truncated: its last tensor ends behind the end of the file")
+    return size
+
+
+def _end(path: Path, tensor: msgspec.Raw) -> int:
+    """Where its data ends."""
+    try:
+        offsets = _decode_tensor(tensor).data_offsets
+    except msgspec.ValidationError:
+        offsets = None
+    if offsets is None or offsets[1] < 0:
+        raise ConfigError(f"{path}: a tensor without data_offsets")
+    return offsets[1]
+
+
+def _text(path: Path, most: int) -> bytes:
+    """What is in a file of at most `most` bytes."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(most + 1)
+    except (OSError, ValueError) as error:  # a ValueError: a NUL in the path
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(text) > most:
+        raise ConfigError(f"{path}: larger than {most >> 20} MiB")
+    return text
+
+
+def _decoded(path: Path, text: bytes, values_max: int, kind: type[T]) -> T:
+    """The JSON as this type. What the type does not name is skipped, and makes no objects."""
+    if sum(map(text.count, (b",", b"[", b"{"))) > values_max:
+        raise ConfigError(f"{path}: more than {values_max} values")
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: no JSON that can be read: {str(error)[:120]}") from None

@@ -1,0 +1,39 @@
+"""Whether a file is what its suffix promises: the first bytes of safetensors and GGUF files. I/O.
+
+Engines load both formats as numbers only, so a pickle or an archive with such a name must not pass as one. An
+allowed unsafe artifact is checked, too: no engine can use a mislabelled file.
+
+Formats: https://github.com/huggingface/safetensors#format, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from artifacts import files as kinds
+from artifacts.dialects.contents import RefusedError
+
+HEAD_BYTES = 9
+
+
+def mismatch(path: str, head: bytes, size: int) -> str:
+    """Why a file of `size` bytes that begins with `head` is not what its suffix promises; empty: nothing is wrong."""
+    kind = kinds.of(path)
+    form = "" if kind is None else kind.form
+    if form == "gguf" and not head.startswith(b"GGUF"):
+        return "it is not a GGUF file: it does not begin with GGUF"
+    if form == "safetensors":
+        header_bytes = int.from_bytes(head[:8], "little")
+        if len(head) < HEAD_BYTES or head[8:9] != b"{" or header_bytes > size - 8:
+            return "it is not a safetensors file: it does not begin with the length of a header in JSON"
+    return ""
+
+
+def check(files: Iterable[tuple[str, Path]]) -> None:
+    """Files by their names in an artifact. Raises RefusedError for the first that is mislabelled, OSError."""
+    for path, at in files:
+        with at.open("rb", buffering=0) as file:
+            head = file.read(HEAD_BYTES)
+        if why := mismatch(path, head, at.stat().st_size):
+            raise RefusedError(f"{path}: {why}")

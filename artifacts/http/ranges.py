@@ -1,0 +1,68 @@
+"""Parts of a blob: what is asked for and what the answer gives (RFC 9110, 14). Pure.
+
+Owns the judgement of an answer by its status and headers. Ranges are always closed: some registries answer 416 to open
+ones. `Accept-Ranges` is not looked at: most registries that give parts do not say so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from artifacts.errors import MismatchError, PolicyError
+
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
+
+
+class Part(NamedTuple):
+    """Bytes `first` up to, and without, `end` of a blob of `size` bytes."""
+
+    first: int
+    end: int
+    size: int
+
+    @property
+    def whole(self) -> bool:
+        """Nothing is left out."""
+        return self.first == 0 and self.end == self.size
+
+    @property
+    def header(self) -> str:
+        """Of a request."""
+        return f"bytes={self.first}-{self.end - 1}"
+
+
+def begins(part: Part, status: int, headers: Mapping[str, str], asked_range: bool, said: str) -> int:
+    """How many bytes of the answer come before the part. Raises MismatchError, PolicyError.
+
+    `status` is 200 or 206; `said` names the blob in errors.
+    """
+    encoding = headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in {"", "identity"}:
+        raise PolicyError(
+            f"{said}: came with a Content-Encoding, which a proxy must have added; take it out of the way"
+        )
+    length = headers.get("Content-Length")
+    if status == 200:
+        if length is not None and length != str(part.size):
+            raise MismatchError(
+                f"{said}: the registry has {_shown(length)} bytes of it, and there should be {part.size}"
+            )
+        return part.first
+    if not asked_range:
+        raise MismatchError(f"{said}: the registry gives a part of it that was not asked for")
+    if headers.get("Content-Type", "").lower().startswith("multipart/"):
+        raise MismatchError(f"{said}: the registry gives several parts, where one was asked for")
+    given = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
+    if given is not None and given[3] not in {"*", str(part.size)}:
+        raise MismatchError(f"{said}: the registry has {given[3]} bytes of it, and there should be {part.size}")
+    if given is None or (int(given[1]), int(given[2])) != (part.first, part.end - 1):
+        raise MismatchError(f"{said}: the registry gives another part than the one asked for")
+    if length is not None and length != str(part.end - part.first):
+        raise MismatchError(f"{said}: the registry's part is {_shown(length)} bytes long, not {part.end - part.first}")
+    return 0
+
+
+def _shown(length: str) -> str:
+    return length if length.isdigit() and len(length) < 20 else "an unknown number of"

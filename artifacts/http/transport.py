@@ -1,0 +1,328 @@
+"""The one way to a registry and to where it sends us: requests over aiohttp, by the rules of `origin`. I/O.
+
+Owns one session for one registry. Promises: what proves who we are (Authorization, the registry's own headers, the
+client certificate) goes to the registry's origin and to nobody else, and not any more once a redirect has left it;
+there are no cookies; names that lead to link-local addresses are not connected to, and foreign names that lead into a
+private network only where the registry lies in one itself or a person allowed the host; every wait has an end. A second
+way around it must not be written: that is how others' fixes were bypassed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+from aiohttp.resolver import ThreadedResolver
+from multidict import CIMultiDictProxy
+from yarl import URL
+
+from artifacts.errors import BrokenError, PolicyError
+from artifacts.http.origin import Origin, address, checked, loopback, origin, redirected
+from artifacts.http.resolver import Resolver
+from artifacts.http.retrying import STATUSES
+from artifacts.http.sealed import Sealed, judging
+
+Body = bytes | Callable[[], AsyncIterator[bytes]]
+"""What is sent: a callable gives it anew for each try."""
+
+AGENT = "pilotlight"
+CONNECTIONS_MAX = 64
+CHUNK_BYTES = 256 << 10
+_LENGTH = re.compile(r"[0-9]{1,19}")
+REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long things may take."""
+
+    connect_s: float = 10.0
+    head_s: float = 30.0
+    """Until an answer's head has come, counted from the last byte that was sent."""
+    read_s: float = 30.0
+    """Between two reads."""
+    whole_s: float = 60.0
+    """For a body that is kept whole."""
+    pace_s: float = 30.0
+    """A blob must give `pace_bytes` in this time: one byte now and then is no progress."""
+    pace_bytes: int = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One registry as a person describes it."""
+
+    host: str
+    """`host` or `host:port`, as `Reference.host` has it."""
+    plain_http: bool | None = None
+    """None: only where the host is this machine itself."""
+    ca: Path | None = None
+    """Authorities beside the system's."""
+    certificate: tuple[Path, Path] | None = field(default=None, repr=False)
+    """Our own, and its key."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """For the registry alone."""
+    allowed: frozenset[str] = frozenset()
+    """Hosts, or HOST:PORT, that may be its realm, or lie in a private network while it does not."""
+    redirects: bool = True
+    """It may send us elsewhere."""
+    certified: str | None = None
+    """The name that its certificate must be for; None: its host."""
+
+    def base(self) -> URL:
+        """The registry's root. Raises PolicyError where `host` is none."""
+        name = checked(f"https://{self.host}/").raw_host or ""
+        plain = loopback(name) if self.plain_http is None else self.plain_http
+        return checked(f"{'http' if plain else 'https'}://{self.host}/")
+
+
+class Taken(NamedTuple):
+    """The body of an answer whose connection is the caller's now: who asked, and whom, was judged before."""
+
+    head: bytes
+    """What of it has come already."""
+    rest: socket.socket
+    """Where `left` more bytes come from. It does not block; the caller closes it."""
+    left: int
+    sealed: Sealed | None
+    """By TLS: what unseals them."""
+
+
+class Answer:
+    """An answer whose head has come. Use as `async with`."""
+
+    def __init__(self, answer: aiohttp.ClientResponse, url: URL, *, foreign: bool, limits: Limits) -> None:
+        self._answer = answer
+        self._limits = limits
+        self.url = url
+        """Of the last hop; must not be shown."""
+        self.said = str(origin(url))
+        self.status = answer.status
+        self.headers: CIMultiDictProxy[str] = answer.headers
+        self.foreign = foreign
+        """It comes from somewhere else than the registry."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._answer.close()  # what nobody read is not waited for
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The body as it comes. Raises BrokenError."""
+        try:
+            async for chunk in self._answer.content.iter_any():
+                yield chunk
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise BrokenError(f"{self.said}: the connection broke while it answered ({_kind(error)})") from None
+
+    def take(self) -> Taken | None:
+        """The connection, for one that moves the body without us; None: it must be read here (unknown length)."""
+        length, connection = self.headers.get("Content-Length", ""), self._answer.connection
+        if "Transfer-Encoding" in self.headers or not _LENGTH.fullmatch(length):
+            return None
+        if connection is None or connection.transport is None:
+            return None  # all of it has come
+        stream, carrier = self._answer.content, connection.transport
+        sealed = carrier.get_extra_info("ssl_object")
+        if (self.url.scheme == "https") != isinstance(sealed, Sealed):
+            raise RuntimeError("a connection is not what its URL says")
+        number = os.dup(carrier.get_extra_info("socket").fileno())
+        rest = socket.socket(fileno=number)
+        try:
+            parts = []
+            while piece := stream.read_nowait():
+                parts.append(piece)
+            carrier.pause_reading()  # nothing more is read here: no turn of the loop lies between
+        except (aiohttp.ClientError, OSError) as error:
+            rest.close()
+            raise BrokenError(f"{self.said}: the connection broke while it answered ({_kind(error)})") from None
+        if sealed is not None:
+            carrier.abort()  # a close would say good-bye by TLS
+        self._answer.close()  # its own end alone: the connection lives on in `rest`
+        head = b"".join(parts)
+        return Taken(head, rest, int(length) - len(head), sealed)
+
+    async def whole(self, bytes_max: int, what: str) -> bytes:
+        """All of the body. Raises BrokenError, and PolicyError where it is larger than `bytes_max`."""
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._limits.whole_s), aclosing(self.chunks()) as chunks:
+                async for chunk in chunks:
+                    size += len(chunk)
+                    if size > bytes_max:
+                        raise PolicyError(f"{self.said}: {what} is larger than {bytes_max} bytes")
+                    parts.append(chunk)
+        except TimeoutError:
+            raise BrokenError(f"{self.said}: {what} did not come within {self._limits.whole_s:.0f} s") from None
+        if self.headers.get("Content-Encoding", "identity").strip().lower() not in {"", "identity"}:
+            raise PolicyError(f"{self.said}: {what} came with a Content-Encoding, which a proxy must have added")
+        return b"".join(parts)
+
+
+class Transport:
+    """To one registry. Use as `async with`."""
+
+    def __init__(self, site: Site, limits: Limits | None = None, resolver: AbstractResolver | None = None) -> None:
+        self.site = site
+        self.base = site.base()
+        self.own: Origin = origin(self.base)
+        self._limits = limits or Limits()
+        self._names = resolver
+        self._resolver: Resolver | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._tls: _Tls | None = None
+        if self.base.scheme == "https" or site.ca is not None or site.certificate is not None:
+            self._tls = _contexts(site)  # what is wrong with them is said at once
+
+    async def __aenter__(self) -> Self:
+        self._resolver = Resolver(self._names or ThreadedResolver(), self.own.host, self.site.allowed)
+        limits = self._limits
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, resolver=self._resolver),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_s, sock_read=limits.read_s),
+            headers={"User-Agent": AGENT, "Accept-Encoding": "identity"},
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=CHUNK_BYTES,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def ask(
+        self,
+        method: str,
+        url: URL,
+        *,
+        own: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: Body | None = None,
+        follow: bool = True,
+    ) -> Answer:
+        """One try: the answer after its redirects. `own` headers go to the registry alone.
+
+        Raises BrokenError, also for an answer that says so (408, 429, 5xx), and PolicyError.
+        """
+        hops, foreign = 0, origin(url) != self.own
+        while True:
+            given = dict(headers or {}) | ({} if foreign else {**self.site.headers, **(own or {})})
+            answer = await self._hop(method, url, given, body, foreign=foreign)
+            if answer.status not in REDIRECT_STATUSES or not (follow and self.site.redirects):
+                return await self._judged(answer)
+            async with answer:
+                url = redirected(url, answer.headers.get("Location"), method, answer.status, hops)
+            hops += 1
+            foreign = foreign or origin(url) != self.own
+
+    async def secret(self, url: URL, *, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
+        """One try at a realm, whose URL the caller has judged: `headers` and `body` hold a login. No redirects."""
+        foreign = origin(url) != self.own
+        given = dict(headers) | ({} if foreign else dict(self.site.headers))
+        return await self._judged(await self._hop("GET" if body is None else "POST", url, given, body, foreign=foreign))
+
+    async def _judged(self, answer: Answer) -> Answer:
+        if answer.status in STATUSES:
+            async with answer:
+                text, asks = f"{answer.said}: answered {answer.status}", answer.headers.get("Retry-After")
+                raise BrokenError(text, asks, answer.status)
+        return answer
+
+    def _context(self, url: URL, *, foreign: bool) -> ssl.SSLContext | bool:
+        if url.scheme != "https":
+            return True
+        if self._tls is None:
+            self._tls = _contexts(self.site)
+        return self._tls.foreign if foreign else self._tls.own
+
+    async def _hop(
+        self, method: str, url: URL, headers: Mapping[str, str], body: Body | None, *, foreign: bool
+    ) -> Answer:
+        if self._session is None or self._resolver is None:
+            raise RuntimeError("a Transport is used as `async with`")
+        said = str(origin(url))
+        literal = address(url.raw_host or "")
+        if literal is not None:
+            self._resolver.judge(url.raw_host or "", [literal], url.port or 0)
+        loop = asyncio.get_running_loop()
+        failed: list[Exception] = []
+        try:
+            async with asyncio.timeout(self._limits.connect_s + self._limits.head_s) as limit:
+
+                async def pieces(source: Callable[[], AsyncIterator[bytes]]) -> AsyncIterator[bytes]:
+                    try:
+                        async for piece in source():
+                            limit.reschedule(loop.time() + self._limits.head_s)
+                            yield piece
+                    except Exception as error:
+                        failed.append(error)
+                        raise
+
+                found = await self._session.request(
+                    method,
+                    url,
+                    headers=headers,
+                    data=pieces(body) if callable(body) else body,
+                    allow_redirects=False,
+                    ssl=self._context(url, foreign=foreign),
+                    server_hostname=None if foreign or url.scheme != "https" else self.site.certified,
+                )
+        except aiohttp.ClientConnectorCertificateError:
+            raise PolicyError(f"{said}: its certificate does not hold; a private authority is given as ca") from None
+        except aiohttp.ClientSSLError:
+            raise BrokenError(f"{said}: TLS could not be begun (is it plain HTTP?)") from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if failed:
+                raise failed[0] from None  # what was to be sent could not be read: that is not the registry's
+            raise BrokenError(f"{said}: does not answer ({_kind(error)})") from None
+        return Answer(found, url, foreign=foreign, limits=self._limits)
+
+
+class _Tls(NamedTuple):
+    """Only the first has our certificate."""
+
+    own: ssl.SSLContext
+    foreign: ssl.SSLContext
+
+
+def _contexts(site: Site) -> _Tls:
+    """TLS with the registry, and with others. Raises PolicyError."""
+    own = judging()
+    foreign = own if site.certificate is None else judging()
+    try:
+        if site.ca is not None:
+            for one in {own, foreign}:  # where it keeps its blobs is often under the same authority
+                one.load_verify_locations(site.ca)
+        if site.certificate is not None:
+            own.load_cert_chain(*site.certificate)
+    except (OSError, ssl.SSLError) as error:
+        what = getattr(error, "strerror", None) or "no PEM that can be read"
+        raise PolicyError(f"{site.host}: its authority's or our own certificate: {what}") from None
+    return _Tls(own, foreign)
+
+
+def _kind(error: BaseException) -> str:
+    """What broke, without the error's own words: they may have the URL in them."""
+    if isinstance(error, TimeoutError):
+        return "too slow"
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return getattr(cause, "strerror", None) or type(error).__name__

@@ -1,0 +1,115 @@
+"""Descriptors: what a manifest or an index says of one blob, checked before anybody believes it. Pure.
+
+Owns the types of its members and their bounds. A size is a whole number below a bound; a digest is one by
+`artifacts.digest`. `urls` and `data` are not read: bytes come from the registry that was asked, from nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple, cast
+
+from artifacts import digest as digests
+from artifacts.digest import Digest
+
+BLOB_BYTES_MAX = 1 << 44
+"""16 TiB: more than any model, and far from where sums of sizes go wrong."""
+ANNOTATIONS_MAX = 256
+_MEDIA_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}")
+_PLATFORM = re.compile(r"[A-Za-z0-9._-]{0,64}")
+
+
+class BadManifestError(ValueError):
+    """A manifest or an index that is not taken; the text is one line that names the member and what is wrong."""
+
+
+class Platform(NamedTuple):
+    """What an image is for."""
+
+    os: str
+    architecture: str
+    variant: str = ""
+
+    def __str__(self) -> str:
+        return "/".join(part for part in self if part)
+
+
+class Descriptor(NamedTuple):
+    """One blob."""
+
+    media_type: str
+    digest: Digest
+    size: int
+    annotations: Mapping[str, str]
+    artifact_type: str = ""
+    platform: Platform | None = None
+    name: str = ""
+    """Only in Ollama's manifests: what a layer is called."""
+
+
+def read(found: object, at: str) -> Descriptor:
+    """The descriptor that stands `at`. Raises BadManifestError."""
+    if not isinstance(found, dict):
+        raise BadManifestError(f"{at} is no object")
+    keys = cast("dict[str, object]", found)
+    try:
+        digest = digests.parse(keys.get("digest"))
+    except digests.BadDigestError as error:
+        raise BadManifestError(f"{at}.digest: {error}") from None
+    return Descriptor(
+        media_type=media_type(keys.get("mediaType"), f"{at}.mediaType"),
+        digest=digest,
+        size=_size(keys.get("size"), f"{at}.size"),
+        annotations=notes(keys.get("annotations"), f"{at}.annotations"),
+        artifact_type=artifact_type(keys, f"{at}."),
+        platform=_platform(keys.get("platform"), f"{at}.platform"),
+        name=_text(keys.get("name", ""), f"{at}.name"),
+    )
+
+
+def media_type(found: object, at: str) -> str:
+    """A media type without parameters."""
+    if not isinstance(found, str) or not _MEDIA_TYPE.fullmatch(found):
+        raise BadManifestError(f"{at} is missing or no media type")
+    return found
+
+
+def artifact_type(keys: Mapping[str, object], at: str = "") -> str:
+    """What it says that it is; empty where it says nothing."""
+    said = keys.get("artifactType", "")
+    return "" if said == "" else media_type(said, f"{at}artifactType")
+
+
+def notes(found: object, at: str) -> Mapping[str, str]:
+    """Texts by name; none where there are none."""
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise BadManifestError(f"{at} is no object of texts")
+    if len(found) > ANNOTATIONS_MAX:
+        raise BadManifestError(f"{at} has more than {ANNOTATIONS_MAX} entries")
+    return cast("dict[str, str]", found)
+
+
+def _size(found: object, at: str) -> int:
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= BLOB_BYTES_MAX:
+        raise BadManifestError(f"{at} is no whole number of bytes from 0 to {BLOB_BYTES_MAX}")
+    return found
+
+
+def _platform(found: object, at: str) -> Platform | None:
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise BadManifestError(f"{at} is no object")
+    of = [_text(found.get(key, ""), f"{at}.{key}") for key in Platform._fields]
+    if not all(_PLATFORM.fullmatch(each) for each in of):
+        raise BadManifestError(f"{at} has something else than short words of letters, digits, . _ and -")
+    return Platform(*of)
+
+
+def _text(found: object, at: str) -> str:
+    if not isinstance(found, str):
+        raise BadManifestError(f"{at} is no text")
+    return found

@@ -1,0 +1,136 @@
+"""Sums of the parts of large blobs, kept in the registry beside an artifact: one bad part need not cost all. I/O.
+
+Owns the form: an artifact whose subject is the one that was pushed, of one layer, a JSON object. A pull that finds
+bytes that are not a blob's asks for it, and fetches the bad parts alone. Promises: it is no evidence, only a reason to
+keep bytes; what a file is named by is still the digest of all of it. What is missing or cannot be read says nothing.
+
+    {"blobs": {"sha256:HEX": {"partBytes": 33554432, "sums": ["HEX of SHA-256", ...]}}}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+
+from artifacts import digest as digests
+from artifacts.digest import Digest
+from artifacts.errors import RegistryError
+from artifacts.oci import manifest, spans
+from artifacts.oci.descriptor import BadManifestError, Descriptor
+from artifacts.oci.manifest import Manifest
+from artifacts.pack.oci_layout import Layout
+from artifacts.registry import blobs, manifests
+from artifacts.registry import push as pushing
+from artifacts.registry.blobs import Blob
+from artifacts.registry.client import Client
+from artifacts.registry.referrers import referrers
+
+KIND = "application/vnd.pilotlight.chunks.v1+json"
+EMPTY_KIND, EMPTY = "application/vnd.oci.empty.v1+json", b"{}"
+LISTS_MAX = 4
+"""Read of one artifact."""
+LIST_BYTES_MAX = 32 << 20
+"""Of 16 TiB in parts of 32 MiB, and more."""
+PIECE_BYTES = 1 << 20
+
+log = logging.getLogger("pilotlight.registry")
+
+
+class _Sums(msgspec.Struct, frozen=True, rename="camel"):
+    part_bytes: int
+    sums: list[str]
+
+
+class _List(msgspec.Struct, frozen=True):
+    blobs: dict[str, _Sums]
+
+
+class _Bytes:
+    """As `pushing.Source`, of what is in memory."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    async def read(self, first: int, end: int) -> AsyncIterator[bytes]:
+        """As `pushing.Source`."""
+        yield self._content[first:end]
+
+
+async def push(client: Client, repository: str, layout: Layout) -> Digest | None:
+    """The list of the layout's artifact, which is there already; None: no blob of it has more than one request's bytes.
+
+    Raises as `pushing.push_blob`, and OSError.
+    """
+    whole = await asyncio.to_thread(layout.whole)
+    large = {one.digest: layout.path(one.digest) for one in whole.blobs if one.size > spans.WHOLE_BYTES_MAX}
+    if not large:
+        return None
+    content = await asyncio.to_thread(listed, large)
+    top, _ = whole.documents[-1]
+    for one in (content, EMPTY):
+        await pushing.push_blob(client, Blob(repository, digests.of(one), len(one)), _Bytes(one))
+    body = _document(top, content)
+    return await pushing.push_manifest(client, repository, digests.of(body), body, manifests.MANIFEST)
+
+
+def listed(files: Mapping[Digest, Path]) -> bytes:
+    """The list of these files' parts. Blocks while it reads them. Raises OSError."""
+    found = {str(digest): _summed(path) for digest, path in sorted(files.items())}
+    return msgspec.json.encode(_List(found))
+
+
+def _summed(path: Path) -> _Sums:
+    size = path.stat().st_size
+    part, sums = spans.part_bytes(size), list[str]()
+    with path.open("rb", buffering=0) as file:
+        for first in range(0, size, part):
+            summed, left = hashlib.sha256(), min(part, size - first)
+            while left and (piece := file.read(min(PIECE_BYTES, left))):
+                summed.update(piece)
+                left -= len(piece)
+            sums.append(summed.hexdigest())
+    return _Sums(part, sums)
+
+
+def _document(subject: Descriptor, content: bytes) -> bytes:
+    def described(kind: str, of: bytes) -> dict[str, object]:
+        return {"mediaType": kind, "digest": digests.of(of), "size": len(of)}
+
+    return msgspec.json.encode(
+        {
+            "schemaVersion": 2,
+            "mediaType": manifests.MANIFEST,
+            "artifactType": KIND,
+            "config": described(EMPTY_KIND, EMPTY),
+            "layers": [described(KIND, content)],
+            "subject": {"mediaType": subject.media_type, "digest": subject.digest, "size": subject.size},
+        }
+    )
+
+
+async def ask(client: Client, repository: str, subject: Digest, blob: Digest, size: int) -> Sequence[str]:
+    """The sums of a blob's parts, as they are cut here; none where no list says them."""
+    try:
+        for one in (await referrers(client, repository, subject, KIND))[:LISTS_MAX]:
+            found = (await _read(client, repository, digests.parse(one.digest))).blobs.get(blob)
+            if found is not None and found.part_bytes == spans.part_bytes(size):
+                return found.sums
+    except (RegistryError, BadManifestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        log.info("event=chunk_sums_unread digest=%s reason=%r", subject, str(error))
+    return ()
+
+
+async def _read(client: Client, repository: str, digest: Digest) -> _List:
+    came = await manifests.manifest(client, repository, digest)
+    found = manifest.parse(came.body, content_type=came.media_type, digest=came.digest)
+    if not isinstance(found, Manifest) or len(found.layers) != 1 or found.layers[0].size > LIST_BYTES_MAX:
+        raise BadManifestError("it is no list of sums of parts")
+    layer = found.layers[0]
+    async with aclosing(blobs.read(client, Blob(repository, layer.digest, layer.size))) as pieces:
+        return msgspec.json.decode(b"".join([piece async for piece in pieces]), type=_List)

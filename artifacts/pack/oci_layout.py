@@ -1,0 +1,235 @@
+"""Artifacts as folders (OCI image layout 1.0): written in one go, and read with all that they say checked. I/O.
+
+Owns the folder: `oci-layout`, `index.json`, `blobs/ALGORITHM/DIGITS`. Promises: each file is read once, a piece at a
+time, and hashed while it is written; the folder is there whole or not at all. It blocks: run it in a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from artifacts import digest as digests
+from artifacts.archives.tar_writer import frame
+from artifacts.dialects.contents import RefusedError
+from artifacts.digest import Digest
+from artifacts.formats import magic
+from artifacts.oci import manifest, platforms
+from artifacts.oci.descriptor import BadManifestError, Descriptor, Platform
+from artifacts.oci.manifest import CONFIG_BYTES_MAX, MANIFEST_BYTES_MAX, Index, Manifest
+from artifacts.oci.platforms import INDEX_DEPTH_MAX
+from artifacts.pack.pack import Blob, Document, Form, PackError, Piece, Plan, documents, layout_index
+
+PIECE_BYTES = 1 << 20
+_MAKE = "`pilotlight weights pack SOURCE --to FOLDER` makes one"
+_MARK = b'{"imageLayoutVersion":"1.0.0"}'
+
+
+class Written(NamedTuple):
+    """What was written."""
+
+    top: Document
+    """The index, or of raw layers the manifest: what the artifact is named by."""
+    blobs: tuple[Blob, ...]
+    """One for each file, in the plan's order."""
+
+
+class Entry(NamedTuple):
+    """A manifest of a layout, with its config."""
+
+    digest: Digest
+    manifest: Manifest
+    config: bytes
+    top: Digest
+    """What the artifact is named by, which `digest` is where no index stands before it."""
+
+
+def write(to: Path, plan: Plan, form: Form, tag: str = "", moved: Callable[[int], None] = lambda _: None) -> Written:
+    """The layout of a plan. `moved`: told of bytes of files as they are written. Raises PackError, OSError."""
+    try:
+        magic.check((piece.path, Path(piece.at)) for piece in plan.pieces if piece.at)
+    except RefusedError as error:
+        raise PackError(str(error)) from None
+    with _whole(to) as folder:
+        blobs = folder / "blobs" / "sha256"
+        blobs.mkdir(parents=True)
+        written = tuple(_layer(blobs, piece, form, moved) for piece in plan.pieces)
+        made = documents(plan, written, form)
+        for one in made:
+            if len(one.content) > MANIFEST_BYTES_MAX:
+                raise PackError(f"there are too many files: {one.media_type} is larger than 4 MiB")
+            _file(blobs / digests.encoded(one.blob.digest), one.content)
+        _file(folder / "oci-layout", _MARK)
+        _file(folder / "index.json", layout_index(made[-1], tag))
+        for each in (blobs, blobs.parent, folder):
+            _sync(each)
+    return Written(made[-1], written)
+
+
+class Whole(NamedTuple):
+    """All of an artifact, in an order in which it may be pushed."""
+
+    blobs: tuple[Descriptor, ...]
+    """Configs and layers, each once."""
+    documents: tuple[tuple[Descriptor, bytes], ...]
+    """Manifests and indexes: what another one names comes before it, the artifact itself last."""
+
+
+@contextmanager
+def _whole(to: Path) -> Iterator[Path]:
+    """A folder beside it, which takes its place at the end."""
+    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
+        raise PackError(f"{to} is there already: name a folder that is not, or is empty")
+    partial = to.absolute().parent / f".{to.name}.pilotlight-partial"
+    if partial.exists():
+        raise PackError(f"{partial} is there: another one packs, or was ended; remove it")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        partial.replace(to)
+        _sync(to.absolute().parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _layer(blobs: Path, piece: Piece, form: Form, moved: Callable[[int], None]) -> Blob:
+    head, tail = frame(piece.path, piece.size) if form == "modelpack" else (b"", b"")
+    summed, partial, left = hashlib.sha256(head), blobs / ".partial", piece.size
+    with partial.open("wb", buffering=0) as out:
+        _put(out.fileno(), memoryview(head))
+        for view in _pieces(piece):
+            left -= len(view)
+            if left < 0:
+                break
+            summed.update(view)
+            _put(out.fileno(), view)
+            moved(len(view))
+        if left:
+            raise PackError(f"{piece.path}: has changed while it was packed; pack again")
+        summed.update(tail)
+        _put(out.fileno(), memoryview(tail))
+        os.fsync(out.fileno())
+    partial.replace(blobs / summed.hexdigest())
+    return Blob(digests.parse(f"sha256:{summed.hexdigest()}"), len(head) + piece.size + len(tail))
+
+
+def _pieces(piece: Piece) -> Iterator[memoryview]:
+    """A view of it is good until the next."""
+    if not piece.at:
+        yield memoryview(piece.content)
+        return
+    room = memoryview(bytearray(PIECE_BYTES))
+    with Path(piece.at).open("rb", buffering=0) as file:
+        while count := file.readinto(room):
+            yield room[:count]
+
+
+def _put(fd: int, content: memoryview) -> None:
+    while content:
+        content = content[os.write(fd, content) :]
+
+
+def _file(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Layout:
+    """A layout that is there."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises BadManifestError."""
+        self._folder = folder
+        if not (folder / "oci-layout").is_file():
+            if not folder.is_dir():
+                raise BadManifestError(f"{folder}: there is no such folder; {_MAKE}")
+            raise BadManifestError(f"{folder} is no OCI image layout: it has no file oci-layout; {_MAKE}")
+        found = manifest.parse(self._read(folder / "index.json", MANIFEST_BYTES_MAX))
+        if not isinstance(found, Index):
+            raise BadManifestError(f"{folder / 'index.json'} is no index")
+        self.index = found
+
+    def top(self) -> Descriptor:
+        """What the artifact is named by. Raises BadManifestError."""
+        if len(self.index.entries) != 1:
+            raise BadManifestError(f"{self._folder} holds {len(self.index.entries)} artifacts, and not one")
+        return self.index.entries[0]
+
+    def entry(self, platform: Platform) -> Entry:
+        """The model, however deep it lies. Raises BadManifestError."""
+        index, way = self.index, list[Digest]()
+        top: Digest | None = None
+        while True:
+            found = platforms.choose(index, platform, way)
+            top = top or found.digest
+            read = manifest.parse(self.document(found), content_type=found.media_type, digest=found.digest)
+            if isinstance(read, Manifest):
+                return Entry(found.digest, read, self.document(read.config), top)
+            way.append(found.digest)
+            index = read
+
+    def whole(self) -> Whole:
+        """All of the one artifact. Raises BadManifestError."""
+        blobs: dict[Digest, Descriptor] = {}
+        documents: dict[Digest, tuple[Descriptor, bytes]] = {}
+        self._gather(self.top(), blobs, documents, INDEX_DEPTH_MAX)
+        for one in blobs.values():
+            path = self.path(one.digest)
+            if not path.is_file() or path.stat().st_size != one.size:
+                raise BadManifestError(f"{one.digest} is missing in {self._folder}, or of another size")
+        return Whole(tuple(blobs.values()), tuple(documents.values()))
+
+    def _gather(
+        self,
+        of: Descriptor,
+        blobs: dict[Digest, Descriptor],
+        documents: dict[Digest, tuple[Descriptor, bytes]],
+        depth: int,
+    ) -> None:
+        content = self.document(of)
+        read = manifest.parse(content, content_type=of.media_type, digest=of.digest)
+        if isinstance(read, Manifest):
+            blobs.update((one.digest, one) for one in (read.config, *read.layers))
+        elif depth:
+            for one in read.entries:
+                self._gather(one, blobs, documents, depth - 1)
+        else:
+            raise BadManifestError(f"indexes lie in indexes deeper than {INDEX_DEPTH_MAX}")
+        documents[of.digest] = (of, content)
+
+    def document(self, of: Descriptor) -> bytes:
+        """A manifest, an index or a config. Raises BadManifestError."""
+        content = self._read(self.path(of.digest), CONFIG_BYTES_MAX)
+        if len(content) != of.size or not digests.matches(of.digest, content):
+            raise BadManifestError(f"{of.digest} in {self._folder} is damaged: pack or copy it again")
+        return content
+
+    def path(self, digest: Digest) -> Path:
+        """Where its bytes lie."""
+        return self._folder / "blobs" / digests.algorithm(digest) / digests.encoded(digest)
+
+    def _read(self, path: Path, most: int) -> bytes:
+        try:
+            with path.open("rb") as file:
+                content = file.read(most + 1)
+        except OSError as error:
+            raise BadManifestError(f"{path}: {error.strerror}") from None
+        if len(content) > most:
+            raise BadManifestError(f"{path} is larger than {most >> 20} MiB")
+        return content

@@ -1,0 +1,161 @@
+"""What a node's store has for other nodes: whole blobs, and those parts of a blob that a pull has so far. I/O.
+
+Owns the look into the store's folder; all of it is read only, and no lock is taken: an open file stays what it was,
+whatever goes meanwhile. Promises: what is given lies under the digest that was asked for, in the room of the registry
+that was named; without `private` nothing is given but files of Copies that were fetched without a login. Whole blobs
+were summed when they came. Parts were not: whoever gets them sums them, as it does a registry's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from artifacts.archives import reassembly
+from artifacts.archives.reassembly import RECIPE_BYTES_MAX, Recipe
+from artifacts.digest import Digest
+from artifacts.disk.disk import Disk, entries
+from artifacts.download import progress_file
+from artifacts.download.partial_file import FOLDER
+from artifacts.oci.spans import Ledger
+from artifacts.store.layout import ROOM_DIGITS, Layout, named
+from artifacts.store.publish import RECIPES
+
+FETCHING_S = 10.0
+"""A part that was written so lately is one of a pull that goes on."""
+LOOK_EVERY_S = 1.0
+"""How old what is known of public Copies may be."""
+ROOM = re.compile(rf"[0-9a-f]{{{ROOM_DIGITS}}}")
+
+
+class Whole(NamedTuple):
+    """An open file that has all of a blob; the caller closes it."""
+
+    number: int
+    size: int
+
+
+class Coming(NamedTuple):
+    """A blob that is being fetched; `ledger` says which parts of the open file there are. The caller closes it."""
+
+    number: int
+    size: int
+    ledger: Ledger | None
+    fetching: bool
+    """Now, and not by a pull that broke."""
+
+    def has(self, first: int, end: int) -> bool:
+        """Whether all of these bytes have come."""
+        if self.ledger is None or first >= end:
+            return False
+        part = self.ledger.part
+        return all(each in self.ledger.full for each in range(first // part, -(-end // part)))
+
+
+class Rebuilt(NamedTuple):
+    """An archive, out of the files that it became."""
+
+    recipe: Recipe
+    files: Path
+
+    @property
+    def size(self) -> int:
+        """Of the archive."""
+        return self.recipe.size
+
+
+class Offers:
+    """Of one store. `private`: also what was fetched with a login, and what is fetched just now."""
+
+    def __init__(self, layout: Layout, *, private: bool) -> None:
+        self.private = private
+        self._layout = layout
+        self._disk = Disk()
+        self._public: dict[tuple[str, str], bool] = {}
+        """Room and digest of all that Copies have -> one was fetched without a login."""
+        self._archives: dict[tuple[str, str], Path] = {}
+        """-> the folder of a Copy that was made of it."""
+        self._looked_s = float("-inf")
+
+    def blob(self, room: str, digest: Digest) -> Whole | Coming | Rebuilt | None:
+        """Blocks for moments. None: there is no such thing, or not for this one."""
+        if not ROOM.fullmatch(room) or not (self.private or self.public(room, digest)):
+            return None
+        found = _whole(self._layout.blobs / room / named(digest)) or self._rebuilt(room, digest)
+        if found is not None or not self.private:
+            return found
+        for folder in self._pulls(room):
+            for place in (folder, folder / "archives"):
+                found = _whole(place / named(digest))
+                if found is not None:
+                    return found
+        return next(filter(None, (self._coming(folder / FOLDER, digest) for folder in self._pulls(room))), None)
+
+    def public(self, room: str, digest: Digest) -> bool:
+        """Whether a Copy that has this was fetched without a login. Blocks for moments."""
+        self._look()
+        return self._public.get((room, digest), False)
+
+    def _rebuilt(self, room: str, digest: Digest) -> Rebuilt | None:
+        self._look()
+        copy = self._archives.get((room, digest))
+        opened = None if copy is None else _opened(copy / RECIPES / named(digest))
+        if copy is None or opened is None:
+            return None
+        number, said = opened
+        try:
+            recipe = reassembly.read(os.pread(number, said.st_size, 0)) if said.st_size <= RECIPE_BYTES_MAX else None
+        finally:
+            os.close(number)
+        return None if recipe is None else Rebuilt(recipe, copy / "files")
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_EVERY_S:
+            return
+        public, archives = dict[tuple[str, str], bool](), dict[tuple[str, str], Path]()
+        for record in self._layout.records():
+            room, copy = record.key.room, self._layout.copy(record.key)
+            for digest in (*(one.digest for one in record.files), *record.documents):
+                public[room, digest] = public.get((room, digest), False) or not record.private
+            archives.update(((room, one.digest), copy) for one in record.files if one.encoding == "tar")
+        self._public, self._archives, self._looked_s = public, archives, now_s
+
+    def _pulls(self, room: str) -> Iterator[Path]:
+        for one in entries(self._layout.partials):
+            if one.name.startswith(f"{room}-"):
+                yield Path(one.path) / "blobs"
+
+    def _coming(self, folder: Path, digest: Digest) -> Coming | None:
+        opened = _opened(folder / digest)
+        if opened is None:
+            return None
+        number, said = opened
+        try:
+            text = (folder / f"{digest}.parts").read_bytes()
+        except OSError:
+            text = b""
+        ledger = progress_file.read(text, digest, said.st_size, self._disk.boot)
+        return Coming(number, said.st_size, ledger, fetching=time.time() - said.st_mtime < FETCHING_S)
+
+
+def _whole(path: Path) -> Whole | None:
+    opened = _opened(path)
+    return None if opened is None else Whole(opened[0], opened[1].st_size)
+
+
+def _opened(path: Path) -> tuple[int, os.stat_result] | None:
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    said = os.fstat(number)
+    if not stat.S_ISREG(said.st_mode):
+        os.close(number)
+        return None
+    return number, said

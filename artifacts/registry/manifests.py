@@ -1,0 +1,150 @@
+"""Manifests and tags of a registry (OCI distribution 1.1): asked for, bounded, checked. I/O.
+
+Owns the questions. Promises: a manifest that was asked for by digest has that digest, whatever a header says; its size
+is the one that was expected, where one was; what it says it is, is what the registry says it is (CVE-2021-41190).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import NamedTuple
+
+import msgspec
+from yarl import URL
+
+from artifacts import digest as digests
+from artifacts.digest import Digest
+from artifacts.errors import MismatchError, PolicyError, RegistryError
+from artifacts.http.origin import joined, origin
+from artifacts.oci.manifest import MANIFEST_BYTES_MAX
+from artifacts.registry.client import Client, Whole
+
+GREETING_BYTES_MAX = 64 << 10
+TAGS_MAX = 10_000
+PAGE = 1000
+PAGES_MAX = 100
+INDEX = "application/vnd.oci.image.index.v1+json"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+ACCEPTED = (
+    MANIFEST,
+    INDEX,
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+_NEXT = re.compile(r"<([^<>]{1,4096})>\s*;[^,]*\brel=\"?next\"?")
+
+
+class Manifest(NamedTuple):
+    """A manifest or an index, as it came."""
+
+    digest: Digest
+    media_type: str
+    body: bytes
+
+
+class _Typed(msgspec.Struct, frozen=True):
+    media_type: str | None = msgspec.field(name="mediaType", default=None)
+
+
+class _Tags(msgspec.Struct, frozen=True):
+    tags: list[str] | None = None
+
+
+async def manifest(client: Client, repository: str, asked: str, size: int | None = None) -> Manifest:
+    """By tag or digest (`Reference.asked`). `size`: what a descriptor says that it has.
+
+    Raises AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError.
+    """
+    url = client.url(f"{repository}/manifests/{asked}")
+    what = f"manifest {asked} of {repository}"
+    found = await client.whole(
+        "GET", url, repository, headers={"Accept": ", ".join(ACCEPTED)}, bytes_max=MANIFEST_BYTES_MAX, what=what
+    )
+    if found.status != 200:
+        raise client.refusal(found.status, found.body, what)
+    said = f"{client.said}: {what}"
+    if size is not None and len(found.body) != size:
+        raise MismatchError(f"{said}: has {len(found.body)} bytes, and there should be {size}")
+    return Manifest(_digest(found, asked, said), _media_type(found, said), found.body)
+
+
+def _digest(found: Whole, asked: str, said: str) -> Digest:
+    """That of the bytes. Raises MismatchError where it is not the one that was asked for."""
+    if ":" not in asked:
+        return digests.of(found.body)
+    wanted = digests.parse(asked)
+    if not matches(found.body, wanted):
+        raise MismatchError(f"{said}: its bytes are others than its digest says")
+    return wanted
+
+
+def matches(body: bytes, wanted: Digest) -> bool:
+    """These bytes have that digest."""
+    return hashlib.new(digests.algorithm(wanted), body).hexdigest() == digests.encoded(wanted)
+
+
+def _media_type(found: Whole, said: str) -> str:
+    """What both the header and the manifest say that it is."""
+    header = found.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    try:
+        inside = msgspec.json.decode(found.body, type=_Typed).media_type
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise MismatchError(f"{said}: is no JSON object") from None
+    if header not in ACCEPTED:
+        raise MismatchError(f"{said}: is of no type that is known here: {header[:80]!r}")
+    if inside is not None and inside != header:
+        raise MismatchError(f"{said}: the registry gives it as another type than it says itself")
+    return header
+
+
+async def greeted(client: Client) -> bool:
+    """Whether the registry asked for the login and took it; False: it asks for none. Raises DeniedError."""
+    url, nothing = URL(f"{client.transport.base}v2/", encoded=True), frozenset[str]()
+    what = "greeting"
+    found = await client.whole("GET", url, "", scopes=nothing, bytes_max=GREETING_BYTES_MAX, what=what)
+    if found.status != 200:
+        raise client.refusal(found.status, found.body, what)
+    return client.tokens.header(nothing) is not None
+
+
+async def permitted(client: Client, repository: str, digest: Digest) -> bool:
+    """Whether the one whose login this is may have the manifest: asked anew, with no body."""
+    url = client.url(f"{repository}/manifests/{digests.parse(digest)}")
+    found = await client.whole(
+        "HEAD", url, repository, headers={"Accept": ", ".join(ACCEPTED)}, bytes_max=0, what="a manifest"
+    )
+    if found.status in {401, 403, 404}:
+        return False
+    if found.status != 200:
+        raise client.refusal(found.status, b"", f"manifest {digest} of {repository}")
+    return True
+
+
+async def tags(client: Client, repository: str) -> list[str]:
+    """All of a repository, in the registry's order; the first TAGS_MAX."""
+    url: URL | None = client.url(f"{repository}/tags/list", f"n={PAGE}")
+    what, names = f"list of tags of {repository}", list[str]()
+    for _ in range(PAGES_MAX):
+        if url is None or len(names) >= TAGS_MAX:
+            break
+        found = await client.whole("GET", url, repository, bytes_max=MANIFEST_BYTES_MAX, what=what)
+        if found.status != 200:
+            raise client.refusal(found.status, found.body, what)
+        try:
+            names += msgspec.json.decode(found.body, type=_Tags).tags or []
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise RegistryError(f"{client.said}: its {what} cannot be read") from None
+        url = following(client, url, found)
+    return names[:TAGS_MAX]
+
+
+def following(client: Client, url: URL, found: Whole) -> URL | None:
+    """The next page, of the registry itself. Raises PolicyError."""
+    link = _NEXT.search(found.headers.get("Link", ""))
+    if link is None:
+        return None
+    page = joined(url, link[1])
+    if origin(page) != client.transport.own:
+        raise PolicyError(f"{client.said}: its next page is somewhere else")
+    return page

@@ -1,0 +1,247 @@
+"""Blobs and manifests into a registry: mounted, in one request, or in chunks that go on after a break. I/O.
+
+Owns the pushing of one blob or one manifest. Promises: nothing is read whole into memory; what is there already is not
+sent; an upload that a registry sends to another host goes there without our login.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from yarl import URL
+
+from artifacts import digest as digests
+from artifacts.digest import Digest
+from artifacts.errors import BrokenError, MismatchError, PolicyError
+from artifacts.http.origin import joined
+from artifacts.http.retry import Tries
+from artifacts.http.transport import Answer
+from artifacts.oci.manifest import MANIFEST_BYTES_MAX
+from artifacts.registry import auth, blobs
+from artifacts.registry.blobs import Blob
+from artifacts.registry.client import Client
+from artifacts.registry.manifests import INDEX, matches
+from artifacts.registry.referrers import Referrer, added, tag_of, tagged_list
+
+PIECE_BYTES = 1 << 20
+CHUNK_BYTES_MAX = 1 << 30
+"""A registry that wants larger ones at least gets the blob in one request."""
+BINARY = "application/octet-stream"
+_UP_TO = re.compile(r"(?:bytes=)?0-([0-9]{1,19})")
+
+
+class Source(Protocol):
+    """The bytes of a blob; read more than once where a try fails."""
+
+    def read(self, first: int, end: int) -> AsyncIterator[bytes]:
+        """Those from `first` up to, and without, `end`."""
+
+
+class FileSource:
+    """A file, read in threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def read(self, first: int, end: int) -> AsyncGenerator[bytes, None]:
+        """As Source. Raises MismatchError where the file has become shorter."""
+        with await asyncio.to_thread(self._path.open, "rb") as file:
+            await asyncio.to_thread(file.seek, first)
+            while first < end:
+                piece = await asyncio.to_thread(file.read, min(PIECE_BYTES, end - first))
+                if not piece:
+                    raise MismatchError(f"{self._path.name}: has become shorter while it was pushed")
+                first += len(piece)
+                yield piece
+
+
+class _Blob(msgspec.Struct, frozen=True, rename="camel"):
+    digest: str = ""
+    media_type: str = ""
+
+
+class _Manifest(msgspec.Struct, frozen=True, rename="camel"):
+    artifact_type: str = ""
+    config: _Blob = _Blob()
+    annotations: dict[str, str] | None = None
+    subject: _Blob | None = None
+
+
+async def push_blob(
+    client: Client,
+    blob: Blob,
+    source: Source,
+    *,
+    mount: str = "",
+    chunk_bytes: int = 0,
+) -> str:
+    """How it came to be there: `exists`, `mounted` (from the repository `mount`) or `pushed`.
+
+    `chunk_bytes`: 0 pushes in one request. Raises DeniedError, MismatchError, PolicyError, UnreachableError.
+    """
+    scopes = frozenset({auth.push(blob.repository), *([auth.pull(mount)] if mount else [])})
+    if await blobs.exists(client, blob, scopes=scopes):
+        return "exists"
+    push = _Push(client, blob, source, scopes)
+    tries = Tries(client.pace)
+    while True:
+        try:
+            upload = await push.begin(mount)
+            if upload is None:
+                return "mounted"
+            await (push.chunks(upload, chunk_bytes) if chunk_bytes else push.at_once(upload))
+        except BrokenError as error:
+            await tries.again(error)
+            if await blobs.exists(client, blob, scopes=scopes):
+                return "pushed"  # it had come, and only the answer was lost
+        else:
+            return "pushed"
+
+
+class _Push:
+    """Of one blob."""
+
+    def __init__(self, client: Client, blob: Blob, source: Source, scopes: frozenset[str]) -> None:
+        self._client = client
+        self._repository = blob.repository
+        self._source = source
+        self._digest = digests.parse(blob.digest)
+        self._size = blob.size
+        self._scopes = scopes
+        self._what = str(blob)
+        self._chunk_bytes_min = 0
+
+    async def begin(self, mount: str) -> URL | None:
+        """Where to push to; None: it was mounted."""
+        query = f"mount={self._digest}&from={mount}" if mount else ""
+        if mount:
+            self._client.url(mount)  # judges the name
+        url = self._client.url(f"{self._repository}/blobs/uploads/", query)
+        async with await self._ask("POST", url, {"Content-Length": "0"}) as answer:
+            if answer.status == 201 and mount:
+                return None
+            if answer.status != 202:
+                raise await self._client.refused(answer, self._what)
+            least = answer.headers.get("OCI-Chunk-Min-Length", "")
+            self._chunk_bytes_min = int(least) if least.isdigit() and len(least) < 19 else 0
+            return joined(answer.url, answer.headers.get("Location"))
+
+    async def at_once(self, upload: URL) -> None:
+        """All of it with one PUT."""
+        headers = {"Content-Type": BINARY, "Content-Length": str(self._size)}
+        await self._put(upload, headers, 0, self._size)
+
+    async def chunks(self, upload: URL, chunk_bytes: int) -> None:
+        """In chunks; after a break from where the registry says that it is."""
+        step = max(chunk_bytes, self._chunk_bytes_min)
+        if step > CHUNK_BYTES_MAX:
+            await self.at_once(upload)
+            return
+        at, tries = 0, Tries(self._client.pace)
+        while at < self._size:
+            end = min(at + step, self._size)
+            headers = {"Content-Type": BINARY, "Content-Length": str(end - at), "Content-Range": f"{at}-{end - 1}"}
+            try:
+                upload, at = await self._patch(upload, headers, at, end)
+                tries.progressed()
+            except BrokenError as error:
+                await tries.again(error)
+                upload, at = await self._where(upload)
+        await self._put(upload, {"Content-Length": "0"}, self._size, self._size)
+
+    async def _patch(self, upload: URL, headers: dict[str, str], first: int, end: int) -> tuple[URL, int]:
+        """One chunk: where to push to next, and from which byte on. Raises BrokenError where it was not taken."""
+        async with await self._ask("PATCH", upload, headers, first, end) as answer:
+            if answer.status not in {201, 202, 204, 416}:
+                raise await self._client.refused(answer, self._what)
+            if answer.status != 416:
+                upload, at = self._after(answer, upload, end)
+                if at > first:
+                    return upload, at
+        raise BrokenError(f"{self._client.said}: did not take a chunk of {self._what}")
+
+    async def _where(self, upload: URL) -> tuple[URL, int]:
+        """How far the upload has come, by the registry's word. Raises BrokenError: it must begin anew."""
+        async with await self._ask("GET", upload, {}) as answer:
+            if answer.status == 404:
+                raise BrokenError(f"{self._client.said}: has forgotten the upload of {self._what}")
+            if answer.status != 204:
+                raise await self._client.refused(answer, self._what)
+            return self._after(answer, upload, 0)
+
+    def _after(self, answer: Answer, upload: URL, end: int) -> tuple[URL, int]:
+        """Where to push to next, and from which byte on."""
+        given = _UP_TO.fullmatch(answer.headers.get("Range", "").strip())
+        last = end - 1 if given is None else int(given[1])
+        at = 0 if given is not None and last == 0 and end != 1 else last + 1  # nothing yet is said as 0-0, too
+        if at > self._size:
+            raise MismatchError(f"{self._client.said}: says that it has more of {self._what} than there is")
+        location = answer.headers.get("Location")
+        return (upload if location is None else joined(answer.url, location)), at
+
+    async def _put(self, upload: URL, headers: dict[str, str], first: int, end: int) -> None:
+        mark = "&" if upload.raw_query_string else "?"
+        url = URL(f"{upload}{mark}digest={self._digest}", encoded=True)  # what is there stays as it is
+        async with await self._ask("PUT", url, headers, first, end) as answer:
+            if answer.status not in {201, 204}:
+                raise await self._client.refused(answer, self._what)
+
+    async def _ask(self, method: str, url: URL, headers: dict[str, str], first: int = 0, end: int = 0) -> Answer:
+        async def body() -> AsyncIterator[bytes]:
+            async for piece in self._source.read(first, end):
+                yield piece
+
+        given = body if end > first else None
+        return await self._client.ask(
+            method, url, self._repository, scopes=self._scopes, headers=headers, body=given, once=True
+        )
+
+
+async def push_manifest(client: Client, repository: str, asked: str, body: bytes, media_type: str) -> Digest:
+    """Under a tag or its digest. One with a subject is found by it afterwards, also where the registry knows no
+    referrers. Raises as `push_blob`.
+    """
+    if len(body) > MANIFEST_BYTES_MAX:
+        raise PolicyError(f"manifest {asked} for {repository}: larger than {MANIFEST_BYTES_MAX >> 20} MiB")
+    digest, what = digests.of(body), f"manifest {asked} for {repository}"
+    if ":" in asked and not matches(body, digests.parse(asked)):
+        raise MismatchError(f"{what}: its bytes are others than its digest says")
+    found = await client.whole(
+        "PUT",
+        client.url(f"{repository}/manifests/{asked}"),
+        repository,
+        scopes=frozenset({auth.push(repository)}),
+        headers={"Content-Type": media_type},
+        body=body,
+        bytes_max=MANIFEST_BYTES_MAX,
+        what=what,
+    )
+    if found.status not in {201, 202}:
+        raise client.refusal(found.status, found.body, what)
+    said = found.headers.get("Docker-Content-Digest", "")
+    if said.startswith("sha256:") and said != digest:
+        raise MismatchError(f"{client.said}: {what}: the registry keeps it under another digest")
+    if "OCI-Subject" not in found.headers:
+        await _list(client, repository, digest, body, media_type)
+    return digest
+
+
+async def _list(client: Client, repository: str, digest: Digest, body: bytes, media_type: str) -> None:
+    """Into the list of its subject, by tag, of a registry that keeps none itself."""
+    try:
+        read = msgspec.json.decode(body, type=_Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise MismatchError(f"manifest {digest} for {repository}: is no manifest") from None
+    if read.subject is None:
+        return
+    subject = digests.parse(read.subject.digest)
+    kind = read.artifact_type or read.config.media_type
+    one = Referrer(media_type, digest, len(body), kind, read.annotations or {})
+    was = await tagged_list(client, repository, subject)
+    said = f"{client.said}: tag {tag_of(subject)} of {repository}"
+    await push_manifest(client, repository, tag_of(subject), added(was, one, said), INDEX)

@@ -1,0 +1,112 @@
+"""What belongs to a manifest (signatures, lists of chunks): listed, and added to lists. I/O.
+
+Owns the referrers API and its fallback, an index under the tag `sha256-HEX`. Promises: what is listed is only a
+claim of the registry: that something is missing proves nothing, and what is fetched is checked by its digest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from yarl import URL
+
+from artifacts import digest as digests
+from artifacts.digest import Digest
+from artifacts.errors import AbsentError, MismatchError
+from artifacts.oci.manifest import MANIFEST_BYTES_MAX
+from artifacts.registry.client import Client, Whole
+from artifacts.registry.manifests import ACCEPTED, INDEX, PAGES_MAX, following, manifest
+
+REFERRERS_MAX = 1000
+
+
+class Referrer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A descriptor in the list."""
+
+    media_type: str
+    digest: str
+    size: int
+    artifact_type: str = ""
+    annotations: dict[str, str] = {}
+
+
+class _Index(msgspec.Struct, frozen=True):
+    manifests: list[Referrer] = []
+
+
+async def referrers(client: Client, repository: str, subject: Digest, artifact_type: str = "") -> list[Referrer]:
+    """Of that type, or all; the first REFERRERS_MAX. Raises as `registry.manifest`."""
+    query = str(URL.build(query={"artifactType": artifact_type}).raw_query_string) if artifact_type else ""
+    url: URL | None = client.url(f"{repository}/referrers/{digests.parse(subject)}", query)
+    what, found_all = f"list of what belongs to {subject} of {repository}", list[Referrer]()
+    for page in range(PAGES_MAX):
+        if url is None or len(found_all) >= REFERRERS_MAX:
+            break
+        found = await client.whole(
+            "GET", url, repository, headers={"Accept": INDEX}, bytes_max=MANIFEST_BYTES_MAX, what=what
+        )
+        if page == 0 and not _speaks(found):
+            found_all = await _tagged(client, repository, subject)
+            break
+        if found.status != 200:
+            raise client.refusal(found.status, found.body, what)
+        found_all += _read(found.body, f"{client.said}: {what}")
+        url = following(client, url, found)
+    kept = [one for one in found_all if not artifact_type or one.artifact_type == artifact_type]
+    return kept[:REFERRERS_MAX]
+
+
+def tag_of(subject: Digest) -> str:
+    """Under which a registry without the API keeps the list."""
+    return f"{digests.algorithm(subject)}-{digests.encoded(subject)[:64]}"
+
+
+def added(body: bytes | None, one: Referrer, said: str) -> bytes:
+    """The list as it is, None where there is none, with one more. Raises MismatchError where it is no list."""
+    index: dict[str, Any] = {"schemaVersion": 2, "mediaType": INDEX, "manifests": []}
+    if body is not None:
+        try:
+            index = {**index, **msgspec.json.decode(body, type=dict[str, Any])}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise MismatchError(f"{said}: is no list of referrers") from None
+    others = index["manifests"]
+    if not isinstance(others, list):
+        raise MismatchError(f"{said}: is no list of referrers")
+    kept = [other for other in others if not (isinstance(other, dict) and other.get("digest") == one.digest)]
+    index["manifests"] = [*kept, msgspec.to_builtins(one)]
+    return msgspec.json.encode(index)
+
+
+async def tagged_list(client: Client, repository: str, subject: Digest) -> bytes | None:
+    """The list under the tag; None: there is none."""
+    try:
+        found = await manifest(client, repository, tag_of(subject))
+    except AbsentError:
+        return None
+    return found.body if found.media_type == INDEX else None
+
+
+async def _tagged(client: Client, repository: str, subject: Digest) -> list[Referrer]:
+    body = await tagged_list(client, repository, subject)
+    return [] if body is None else _read(body, f"{client.said}: tag {tag_of(subject)} of {repository}")
+
+
+def _speaks(found: Whole) -> bool:
+    """It knows the API: a registry without it says 404, or 200 with something else."""
+    if found.status == 404:
+        return False
+    return found.status != 200 or found.headers.get("Content-Type", "").partition(";")[0].strip() in ACCEPTED
+
+
+def _read(body: bytes, said: str) -> list[Referrer]:
+    try:
+        found = msgspec.json.decode(body, type=_Index).manifests
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise MismatchError(f"{said}: cannot be read") from None
+    try:
+        for one in found:
+            digests.parse(one.digest)
+    except digests.BadDigestError as error:
+        raise MismatchError(f"{said}: {error}") from None
+    return found

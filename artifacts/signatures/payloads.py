@@ -1,0 +1,105 @@
+"""What a signature is said over: cosign's payload, an in-toto statement, and whether it speaks of a manifest. Pure.
+
+Owns the two texts (github.com/containers/image docs/containers-signature.5, as cosign writes it; in-toto Statement v1)
+and DSSE's way of signing one (PAE). A text is read only after its signature held, and means one digest or nothing:
+other statements by the same key about the same manifest, such as a list of what is in it, are no consent to run it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import cast
+
+from artifacts import digest as digests
+from artifacts.digest import Digest
+from artifacts.oci import strict_json
+
+PAYLOAD_BYTES_MAX = 64 << 10
+SUBJECTS_MAX = 64
+COSIGN_TYPE = "cosign container image signature"
+IN_TOTO = "application/vnd.in-toto+json"
+SIGNED = "https://sigstore.dev/cosign/sign/v1"
+"""The statement that says no more than: this one. The only one that counts."""
+_STATEMENTS = frozenset({"https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1"})
+_CRITICAL = frozenset({"identity", "image", "type"})
+
+
+class BadClaimError(ValueError):
+    """It does not say what is wanted; the text is a clause, without a capital, that says why."""
+
+
+def check_payload(payload: bytes, digest: Digest) -> None:
+    """Cosign's payload is about this manifest. Raises BadClaimError."""
+    found = read(payload, PAYLOAD_BYTES_MAX, "its payload")
+    critical = member(found, "critical", "its payload")
+    if unknown := sorted(critical.keys() - _CRITICAL):
+        raise BadClaimError(f"its payload has something critical that is not known here: {unknown[0][:80]!r}")
+    if critical.get("type") != COSIGN_TYPE:
+        raise BadClaimError(f"its payload is not of type {COSIGN_TYPE!r}")
+    image = member(critical, "image", "its payload")
+    if image.keys() != {"docker-manifest-digest"} or image["docker-manifest-digest"] != digest:
+        raise BadClaimError("it is over another digest")
+
+
+def check_statement(payload: bytes, digest: Digest) -> None:
+    """An in-toto statement says that this manifest is signed. Raises BadClaimError."""
+    found = read(payload, PAYLOAD_BYTES_MAX, "its statement")
+    if found.get("_type") not in _STATEMENTS:
+        raise BadClaimError("its statement is no in-toto statement of a known version")
+    if found.get("predicateType") != SIGNED:
+        raise BadClaimError(f"its statement says something else than {SIGNED}: it is no signature")
+    subjects = found.get("subject")
+    if not isinstance(subjects, list) or not 1 <= len(subjects) <= SUBJECTS_MAX:
+        raise BadClaimError(f"its statement has not 1 to {SUBJECTS_MAX} subjects")
+    if not any(_is_of(subject, digest) for subject in subjects):
+        raise BadClaimError("it is over another digest")
+
+
+def _is_of(subject: object, digest: Digest) -> bool:
+    of = subject.get("digest") if isinstance(subject, dict) else None
+    return isinstance(of, dict) and of.get(digests.algorithm(digest)) == digests.encoded(digest)
+
+
+def pae(payload_type: str, payload: bytes) -> bytes:
+    """What is signed of a text (github.com/secure-systems-lab/dsse, protocol.md)."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+
+def read(text: bytes, most: int, what: str) -> dict[str, object]:
+    """An object of JSON. Raises BadClaimError."""
+    try:
+        return strict_json.decode_object(text, most)
+    except strict_json.BadJsonError as error:
+        raise BadClaimError(f"{what} is {error}") from None
+
+
+def member(found: Mapping[str, object], name: str, what: str) -> dict[str, object]:
+    """An object in an object. Raises BadClaimError."""
+    inner = found.get(name)
+    if not isinstance(inner, dict):
+        raise BadClaimError(f"{what} has no {name}")
+    return cast("dict[str, object]", inner)
+
+
+def text_of(found: Mapping[str, object], name: str, what: str) -> str:
+    """A text in an object. Raises BadClaimError."""
+    inner = found.get(name)
+    if not isinstance(inner, str):
+        raise BadClaimError(f"{what} has no {name}")
+    return inner
+
+
+def decoded(text: object, most: int, what: str) -> bytes:
+    """Bytes of base64, at most so many. Raises BadClaimError."""
+    if not isinstance(text, str) or len(text) > 4 * (most + 2) // 3:
+        raise BadClaimError(f"{what} is missing or larger than {most} bytes")
+    try:
+        found = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadClaimError(f"{what} is no base64") from None
+    if not found or base64.b64encode(found).decode() != text:
+        raise BadClaimError(f"{what} is no base64")
+    return found

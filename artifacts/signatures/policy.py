@@ -1,0 +1,155 @@
+"""Signatures of a manifest: what was found, whose keys count -> whether it may be published, and why. Pure.
+
+Owns the verdict. With policy `enforce` it fails closed: what is missing, unreadable, by somebody else or over something
+else is a no, and so is a registry that could not say. One good signature by one key or identity is enough; what lies
+beside it, which anybody who may push could have put there, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from artifacts import digest as digests
+from artifacts.digest import Digest
+from artifacts.signatures import bundles, identities, payloads, timestamps, transparency_log
+from artifacts.signatures.bundles import Bundle, Envelope, Message
+from artifacts.signatures.identities import Identity
+from artifacts.signatures.payloads import BadClaimError
+from artifacts.signatures.public_keys import SIGNATURE_BYTES_MAX, Key
+from artifacts.signatures.trust_root import Root
+
+REASONS_MAX = 5
+
+
+class Policy(NamedTuple):
+    """What is asked of signatures (Settings `weights.signatures`)."""
+
+    policy: Literal["off", "warn", "enforce"] = "off"
+    keys: tuple[Key, ...] = ()
+    identities: tuple[Identity, ...] = ()
+    """Who counts when there is no key but a certificate (keyless). One key or identity is enough."""
+    root: Root | None = None
+    """By which such certificates are checked."""
+
+
+class Cosign(NamedTuple):
+    """A layer `simplesigning` of a manifest of signatures."""
+
+    at: str
+    """Where it was found, as errors call it."""
+    payload: bytes
+    signature: str
+    """Its annotation: base64."""
+
+
+class Bundled(NamedTuple):
+    """A bundle that refers to the manifest."""
+
+    at: str
+    content: bytes
+
+
+class Unread(NamedTuple):
+    """One that is there and could not be had, or none of a kind that is read."""
+
+    at: str
+    why: str
+
+
+Found = Cosign | Bundled | Unread
+
+
+class Verdict(NamedTuple):
+    """What comes of it."""
+
+    publish: bool
+    """Whether the weights may be used."""
+    signed_by: str
+    """Which key or identity holds; empty: none does, or nobody asked."""
+    lines: tuple[str, ...]
+    """For people: the first says what is, the others why."""
+
+
+def judge(digest: Digest, found: Sequence[Found], policy: Policy) -> Verdict:
+    """Of a manifest with that digest."""
+    if policy.policy == "off":
+        return Verdict(publish=True, signed_by="", lines=(f"{digest}: signatures are not asked for",))
+    reasons = []
+    for one in found:
+        try:
+            signer = _signer(digest, one, policy)
+        except BadClaimError as error:
+            reasons.append(f"{one.at}: {error}")
+            continue
+        return Verdict(publish=True, signed_by=signer, lines=(_line(f"{digest}: signed by {signer} ({one.at})"),))
+    return _refused(digest, reasons or ["the registry has no signature of it"], policy)
+
+
+def _refused(digest: Digest, reasons: Sequence[str], policy: Policy) -> Verdict:
+    """That no signature holds."""
+    shown = [*reasons[:REASONS_MAX], *([f"and {len(reasons) - REASONS_MAX} more"] if reasons[REASONS_MAX:] else [])]
+    if policy.policy == "enforce":
+        first = f"{digest}: refused: no signature that weights.signatures asks for holds"
+    else:
+        first = f"{digest}: no signature that weights.signatures asks for holds; it is used all the same (warn)"
+    return Verdict(publish=policy.policy != "enforce", signed_by="", lines=(first, *map(_line, shown)))
+
+
+def _signer(digest: Digest, one: Found, policy: Policy) -> str:
+    """Who signed it. Raises BadClaimError."""
+    if isinstance(one, Unread):
+        raise BadClaimError(one.why)
+    if isinstance(one, Cosign):
+        signature = payloads.decoded(one.signature, SIGNATURE_BYTES_MAX, "its signature")
+        key = _first(key for key in policy.keys if key.signed(signature, one.payload))
+        payloads.check_payload(one.payload, digest)
+        return f"key {key.id}"
+    bundle = bundles.parse(one.content)
+    if bundle.certificate is None:
+        return f"key {_by(digest, bundle.content, policy.keys).id}"
+    return str(_keyless(digest, bundle, bundle.certificate, policy))
+
+
+def _by(digest: Digest, content: Envelope | Message, keys: Sequence[Key]) -> Key:
+    """Which of the keys signed what a bundle holds, where that is about the manifest. Raises BadClaimError."""
+    if isinstance(content, Message):
+        if digests.algorithm(digest) != "sha256" or content.sha256.hex() != digests.encoded(digest):
+            raise BadClaimError("it is over another digest")
+        return _first(key for key in keys if key.signed_sum(content.signature, content.sha256))
+    signed = payloads.pae(payloads.IN_TOTO, content.payload)
+    key = _first(key for key in keys if key.signed(content.signature, signed))
+    payloads.check_statement(content.payload, digest)
+    return key
+
+
+def _keyless(digest: Digest, bundle: Bundle, certificate: bytes, policy: Policy) -> Identity:
+    """Who signed with a key that only a certificate speaks for. Raises BadClaimError."""
+    if policy.root is None or not policy.identities:
+        raise BadClaimError("it was made with a certificate (keyless), and weights.signatures.identities names nobody")
+    entries, content = bundle.material.get("tlogEntries"), bundle.content
+    if not isinstance(entries, list) or len(entries) != 1 or not isinstance(entries[0], dict):
+        raise BadClaimError("it was made with a certificate (keyless), and has not one log entry")
+    entry = transparency_log.check(entries[0], policy.root.logs)
+    times: tuple[float, ...] = () if entry.unix_s is None else (entry.unix_s,)
+    times = times or timestamps.check(bundle.material, content.signature, policy.root.stampers)
+    if not all(map(entry.log.at, times)):
+        raise BadClaimError("its log entry is of a time at which its log was not in use")
+    *_, leaf = [identities.check(certificate, unix_s, policy.root) for unix_s in times]
+    if not identities.is_same(leaf, transparency_log.check_body(entry.body, content)):
+        raise BadClaimError("its log entry is of another certificate")
+    _by(digest, content, (leaf.key,))
+    if leaf.identity not in policy.identities:
+        raise BadClaimError(f"it is by {leaf.identity}, who is none of weights.signatures.identities")
+    return leaf.identity
+
+
+def _first(keys: Iterator[Key]) -> Key:
+    for key in keys:
+        return key
+    raise BadClaimError("it is by none of the keys")
+
+
+def _line(text: str) -> str:
+    """One line, whatever strangers wrote."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

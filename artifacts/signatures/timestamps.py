@@ -1,0 +1,169 @@
+"""Timestamps of a signature by an authority: since when there is one, where its log does not say (Rekor v2). Pure.
+
+Owns RFC 3161's answers and the signed data in them (RFC 5652), as bundles bring them along. Only authorities that the
+trusted root names count, by the certificate that stands there: one in the answer itself is not looked at. Nobody is
+asked, and what is not exactly as those papers have it is a no.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.hashes import SHA256, SHA384, SHA512, HashAlgorithm
+from cryptography.x509 import Certificate, ExtendedKeyUsage, ExtensionNotFound
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from artifacts.signatures import certificates, der
+from artifacts.signatures.der import DerError, Value
+from artifacts.signatures.payloads import BadClaimError, decoded, member
+from artifacts.signatures.trust_root import Authority
+
+TIMESTAMPS_MAX = 8
+BYTES_MAX = 64 << 10
+_WHAT = "its timestamp"
+_SIGNED_DATA = bytes.fromhex("2a864886f70d010702")
+_TST_INFO = bytes.fromhex("2a864886f70d0109100104")
+_CONTENT_TYPE, _MESSAGE_DIGEST = (bytes.fromhex(f"2a864886f70d01090{number}") for number in (3, 4))
+_SUMS: Mapping[bytes, tuple[str, HashAlgorithm]] = {
+    bytes.fromhex("608648016503040201"): ("sha256", SHA256()),
+    bytes.fromhex("608648016503040202"): ("sha384", SHA384()),
+    bytes.fromhex("608648016503040203"): ("sha512", SHA512()),
+}
+
+
+class _Token(NamedTuple):
+    """What one says, before anybody believes it."""
+
+    unix_s: float
+    sum_name: str
+    imprint: bytes
+    """The sum of what it is of."""
+    signed: bytes
+    signature: bytes
+    algorithm: HashAlgorithm
+
+
+def check(material: Mapping[str, object], signature: bytes, authorities: Sequence[Authority]) -> tuple[float, ...]:
+    """When the signature was there, in Unix seconds: at least one. Those of other authorities say nothing.
+
+    Raises BadClaimError where there is none, or one that cannot be read or is of something else.
+    """
+    data = member(material, "timestampVerificationData", "the bundle, of a log that says no time,")
+    found = data.get("rfc3161Timestamps")
+    if not isinstance(found, list) or not 1 <= len(found) <= TIMESTAMPS_MAX:
+        raise BadClaimError(f"the bundle has not 1 to {TIMESTAMPS_MAX} timestamps")
+    times = []
+    for one in found:
+        inner = cast("dict[str, object]", one) if isinstance(one, dict) else {}
+        raw = decoded(inner.get("signedTimestamp"), BYTES_MAX, _WHAT)
+        try:
+            token = _read(raw)
+        except DerError as error:
+            raise BadClaimError(f"{_WHAT} cannot be read: {error}") from None
+        if hashlib.new(token.sum_name, signature).digest() != token.imprint:
+            raise BadClaimError(f"{_WHAT} is of something else")
+        if any(_is_by(token, authority) for authority in authorities):
+            times.append(token.unix_s)
+    if not times:
+        raise BadClaimError(f"{_WHAT} is by no authority that the trusted root names for that time")
+    return tuple(times)
+
+
+def _is_by(token: _Token, authority: Authority) -> bool:
+    leaf = authority.chain[0]
+    if not authority.since_s <= token.unix_s <= authority.until_s or not certificates.valid(
+        authority.chain, token.unix_s
+    ):
+        return False
+    try:
+        return _stamps(leaf) and certificates.follows(authority.chain) and _signed(token, leaf)
+    except (ExtensionNotFound, UnsupportedAlgorithm, ValueError, TypeError):
+        return False
+
+
+def _stamps(leaf: Certificate) -> bool:
+    """It is for that and nothing else (RFC 3161, 2.3)."""
+    uses = leaf.extensions.get_extension_for_class(ExtendedKeyUsage)
+    return uses.critical and list(uses.value) == [ExtendedKeyUsageOID.TIME_STAMPING]
+
+
+def _signed(token: _Token, leaf: Certificate) -> bool:
+    public = leaf.public_key()
+    try:
+        if isinstance(public, ec.EllipticCurvePublicKey):
+            public.verify(token.signature, token.signed, ec.ECDSA(token.algorithm))
+        elif isinstance(public, rsa.RSAPublicKey):
+            public.verify(token.signature, token.signed, padding.PKCS1v15(), token.algorithm)
+        else:
+            return False
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _read(raw: bytes) -> _Token:
+    """A TimeStampResp: granted, with one signer, whose attributes speak of its content. Raises DerError."""
+    status, token = der.expect(der.only(raw, der.SEQUENCE).inner(), der.SEQUENCE, der.SEQUENCE)
+    if der.expect(status.inner(), der.INTEGER)[0].content != b"\x00":
+        raise DerError("it was not granted")
+    kind, wrapped = der.expect(token.inner(), der.OID, der.context(0))
+    if kind.content != _SIGNED_DATA:
+        raise DerError("no signed data")
+    parts = der.only(wrapped.content, der.SEQUENCE).inner()
+    content = _content(der.expect(parts, der.INTEGER, der.SET, der.SEQUENCE)[2])
+    signers = der.expect(parts[-1:], der.SET)[0].inner()
+    signer = der.expect(signers, der.SEQUENCE)[0]
+    if len(signers) != 1:
+        raise DerError("not one signer")
+    _, _, algorithm, attributes, _, signature = der.expect(
+        signer.inner(), der.INTEGER, der.SEQUENCE, der.SEQUENCE, der.context(0), der.SEQUENCE, der.OCTETS
+    )
+    sum_name, hashed = _sum(algorithm)
+    said = _attributes(attributes)
+    if said.get(_CONTENT_TYPE) != (der.OID, _TST_INFO):
+        raise DerError("its signer speaks of another type")
+    if said.get(_MESSAGE_DIGEST) != (der.OCTETS, hashlib.new(sum_name, content).digest()):
+        raise DerError("its signer speaks of another content")
+    signed = bytes([der.SET]) + attributes.whole[1:]  # as it is summed: with the tag of a set (RFC 5652, 5.4)
+    return _info(content)._replace(signed=signed, signature=signature.content, algorithm=hashed)
+
+
+def _content(encapsulated: Value) -> bytes:
+    kind, wrapped = der.expect(encapsulated.inner(), der.OID, der.context(0))
+    if kind.content != _TST_INFO:
+        raise DerError("it is of another type")
+    return der.only(wrapped.content, der.OCTETS).content
+
+
+def _info(content: bytes) -> _Token:
+    """TSTInfo, of version 1."""
+    parts = der.only(content, der.SEQUENCE).inner()
+    version, _, imprint, _, time = der.expect(parts, der.INTEGER, der.OID, der.SEQUENCE, der.INTEGER, der.TIME)
+    if version.content != b"\x01":
+        raise DerError("of another version")
+    algorithm, summed = der.expect(imprint.inner(), der.SEQUENCE, der.OCTETS)
+    name, hashed = _sum(algorithm)
+    return _Token(der.unix_s(time), name, summed.content, b"", b"", hashed)
+
+
+def _sum(algorithm: Value) -> tuple[str, HashAlgorithm]:
+    found = _SUMS.get(der.expect(algorithm.inner(), der.OID)[0].content)
+    if found is None:
+        raise DerError("summed in a way that is not known here")
+    return found
+
+
+def _attributes(found: Value) -> dict[bytes, tuple[int, bytes]]:
+    """What each says, where that is one value; none stands twice."""
+    said: dict[bytes, tuple[int, bytes]] = {}
+    for one in found.inner():
+        kind, many = der.expect(der.expect([one], der.SEQUENCE)[0].inner(), der.OID, der.SET)
+        inner = many.inner()
+        if kind.content in said or len(inner) != 1:
+            raise DerError("an attribute stands twice")
+        said[kind.content] = (inner[0].tag, inner[0].content)
+    return said

@@ -1,0 +1,176 @@
+"""Entries of a transparency log, as bundles bring them along: that the log has this one, since when, and what of. Pure.
+
+Owns Rekor's proofs, all checked without asking anybody: that the entry is in a tree whose head the log signed (RFC
+6962, 2.1.1; C2SP checkpoints), and of a Rekor v1 its promise, too (the signed entry timestamp, which alone says the
+time). A Rekor v2 gives no promise and no time, which another authority says then (`artifacts.signatures.timestamps`).
+Which of the two an entry is, its body says, which is what lies in the tree.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
+
+from artifacts.signatures import payloads
+from artifacts.signatures.bundles import Envelope, Message
+from artifacts.signatures.payloads import BadClaimError, decoded, member, read, text_of
+from artifacts.signatures.public_keys import SIGNATURE_BYTES_MAX
+from artifacts.signatures.trust_root import Log
+
+BODY_BYTES_MAX = 256 << 10
+HASHES_MAX = 64
+CHECKPOINT_CHARS_MAX = 8 << 10
+_SUM_BYTES = 32
+_WHAT = "its log entry"
+V1, V2 = "0.0.1", "0.0.2"
+SECOND = {("hashedrekord", V2), ("dsse", V2)}
+"""Kinds of entries that only a Rekor v2 has."""
+
+
+class Entry(NamedTuple):
+    """One that holds."""
+
+    unix_s: int | None
+    """When the log took it; None: it is a Rekor v2's, which says no time."""
+    log: Log
+    body: Mapping[str, object]
+    """What it is of."""
+
+
+def check(found: Mapping[str, object], logs: Sequence[Log]) -> Entry:
+    """An element of `tlogEntries`. Raises BadClaimError."""
+    body = decoded(found.get("canonicalizedBody"), BODY_BYTES_MAX, f"{_WHAT}'s body")
+    log_id = decoded(member(found, "logId", _WHAT).get("keyId"), _SUM_BYTES, f"{_WHAT}'s log")
+    log = next((one for one in logs if one.id == log_id), None)
+    if log is None:
+        raise BadClaimError(f"{_WHAT} is of a log that the trusted root does not name")
+    read_body = read(body, BODY_BYTES_MAX, f"{_WHAT}'s body")
+    second = (read_body.get("kind"), read_body.get("apiVersion")) in SECOND
+    unix_s = None if second else _promised(found, body, log)
+    _check_inclusion(member(found, "inclusionProof", _WHAT), body, log)
+    return Entry(unix_s, log, read_body)
+
+
+def _promised(found: Mapping[str, object], body: bytes, log: Log) -> int:
+    """When a Rekor v1 took it."""
+    if not isinstance(found.get("inclusionPromise"), dict):
+        raise BadClaimError(f"{_WHAT} has no promise of its log, which a Rekor v1 gives")
+    unix_s, index = _number(found, "integratedTime"), _number(found, "logIndex")
+    if not log.at(unix_s):
+        raise BadClaimError(f"{_WHAT} is of a time at which its log was not in use")
+    said = {"body": base64.b64encode(body).decode(), "integratedTime": unix_s, "logID": log.id.hex(), "logIndex": index}
+    promise = member(found, "inclusionPromise", _WHAT)
+    timestamp = decoded(promise.get("signedEntryTimestamp"), SIGNATURE_BYTES_MAX, f"{_WHAT}'s promise")
+    if not log.key.signed(timestamp, json.dumps(said, separators=(",", ":")).encode()):
+        raise BadClaimError(f"{_WHAT}'s promise is not by its log")
+    return unix_s
+
+
+def _check_inclusion(proof: Mapping[str, object], body: bytes, log: Log) -> None:
+    hashes = proof.get("hashes", [])
+    if not isinstance(hashes, list) or len(hashes) > HASHES_MAX:
+        raise BadClaimError(f"{_WHAT}'s proof has more than {HASHES_MAX} hashes")
+    path = [decoded(one, _SUM_BYTES, f"{_WHAT}'s proof") for one in hashes]
+    if any(len(one) != _SUM_BYTES for one in path):
+        raise BadClaimError(f"{_WHAT}'s proof has a hash that is none")
+    size, index = _number(proof, "treeSize"), _number(proof, "logIndex")
+    root = decoded(proof.get("rootHash"), _SUM_BYTES, f"{_WHAT}'s proof")
+    if not 0 <= index < size or root_of(body, index, size, path) != root:
+        raise BadClaimError(f"{_WHAT} is not in the tree that its proof is of")
+    text = text_of(member(proof, "checkpoint", _WHAT), "envelope", _WHAT)
+    if len(text) > CHECKPOINT_CHARS_MAX or _head(text, log) != (size, root):
+        raise BadClaimError(f"{_WHAT}'s checkpoint is of another tree, or not by its log")
+
+
+def root_of(body: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes | None:
+    """The root that a path leads to from entry `index` of `size` (RFC 9162, 2.1.3.2); None: it is no path of theirs."""
+    at, last = index, size - 1
+    reached = hashlib.sha256(b"\x00" + body).digest()
+    for one in path:
+        if last == 0:
+            return None
+        if at & 1 or at == last:
+            reached = hashlib.sha256(b"\x01" + one + reached).digest()
+            while at and not at & 1:
+                at, last = at >> 1, last >> 1
+        else:
+            reached = hashlib.sha256(b"\x01" + reached + one).digest()
+        at, last = at >> 1, last >> 1
+    return reached if last == 0 else None
+
+
+def _head(checkpoint: str, log: Log) -> tuple[int, bytes] | None:
+    """Size and root of a tree, as the log signed them; None: it did not."""
+    text, _, signatures = checkpoint.partition("\n\n")
+    lines = text.split("\n")
+    if len(lines) < 3 or not lines[1].isascii() or not lines[1].isdigit() or len(lines[1]) > 19:
+        return None
+    for line in signatures.split("\n"):
+        dash, _, rest = line.partition(" ")
+        try:
+            signature = base64.b64decode(rest.rpartition(" ")[2], validate=True)
+        except ValueError:
+            continue
+        if dash == "\u2014" and signature[:4] == log.id[:4] and log.key.signed(signature[4:], f"{text}\n".encode()):
+            return int(lines[1]), decoded(lines[2], _SUM_BYTES, f"{_WHAT}'s checkpoint")
+    return None
+
+
+def _number(found: Mapping[str, object], name: str) -> int:
+    """A whole number of JSON as protocol buffers write it: as text, and not at all where it is 0."""
+    text = found.get(name, "0")
+    if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 19:
+        raise BadClaimError(f"{_WHAT} has no {name} that is a whole number")
+    return int(text)
+
+
+def check_body(body: Mapping[str, object], content: Envelope | Message) -> bytes:
+    """The entry is of this signature over this; the certificate (PEM or DER) that it names. Raises BadClaimError."""
+    kind, version = body.get("kind"), body.get("apiVersion")
+    spec, enveloped = member(body, "spec", _WHAT), isinstance(content, Envelope)
+    if (kind, version) in SECOND and (enveloped or kind == "hashedrekord"):
+        return _second(spec, content, whole=kind == "hashedrekord")
+    if (kind, version) != ("dsse" if enveloped else "hashedrekord", V1):
+        raise BadClaimError(f"{_WHAT} is of a kind that is not checked here")
+    if enveloped:
+        of, named = member(spec, "payloadHash", _WHAT), _one(spec)
+        said, certificate = named.get("signature"), named.get("verifier")
+    else:
+        of, named = member(member(spec, "data", _WHAT), "hash", _WHAT), member(spec, "signature", _WHAT)
+        said, certificate = named.get("content"), member(named, "publicKey", _WHAT).get("content")
+    text, sha256 = base64.b64encode(content.signature).decode(), _sum_of(content, whole=False).hex()
+    if (of.get("algorithm"), of.get("value"), said) != ("sha256", sha256, text):
+        raise BadClaimError(f"{_WHAT} is of another signature")
+    return decoded(certificate, BODY_BYTES_MAX, f"{_WHAT}'s certificate")
+
+
+def _second(spec: Mapping[str, object], content: Envelope | Message, *, whole: bool) -> bytes:
+    """Of a Rekor v2 (github.com/sigstore/rekor-tiles, hashedrekord.proto and dsse.proto)."""
+    if whole:
+        inner = member(spec, "hashedRekordV002", _WHAT)
+        of, named = member(inner, "data", _WHAT), member(inner, "signature", _WHAT)
+    else:
+        inner = member(spec, "dsseV002", _WHAT)
+        of, named = member(inner, "payloadHash", _WHAT), _one(inner)
+    text, sha256 = (base64.b64encode(one).decode() for one in (content.signature, _sum_of(content, whole=whole)))
+    if (of.get("algorithm"), of.get("digest"), named.get("content")) != ("SHA2_256", sha256, text):
+        raise BadClaimError(f"{_WHAT} is of another signature")
+    verifier = member(member(named, "verifier", _WHAT), "x509Certificate", _WHAT)
+    return decoded(verifier.get("rawBytes"), BODY_BYTES_MAX, f"{_WHAT}'s certificate")
+
+
+def _sum_of(content: Envelope | Message, *, whole: bool) -> bytes:
+    """`whole`: of an envelope all that is signed, else its payload alone."""
+    if isinstance(content, Message):
+        return content.sha256
+    return hashlib.sha256(payloads.pae(payloads.IN_TOTO, content.payload) if whole else content.payload).digest()
+
+
+def _one(spec: Mapping[str, object]) -> dict[str, object]:
+    signatures = spec.get("signatures")
+    if not isinstance(signatures, list) or len(signatures) != 1 or not isinstance(signatures[0], dict):
+        raise BadClaimError(f"{_WHAT} has not one signature")
+    return cast("dict[str, object]", signatures[0])

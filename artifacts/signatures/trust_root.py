@@ -1,0 +1,125 @@
+"""Whom keyless signatures go back to: sigstore's `trusted_root.json` -> authorities and logs, each with its time. Pure.
+
+Owns the form (github.com/sigstore/protobuf-specs, sigstore_trustroot.proto, as JSON): `cosign trusted-root create`
+writes one. A person gives the file, so what it says is believed; what of it is not known here is left out, for such
+files also name logs and authorities of other kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from math import inf
+from typing import NamedTuple, cast
+
+from cryptography.hazmat.primitives.serialization import load_der_public_key
+from cryptography.x509 import Certificate, load_der_x509_certificate
+
+from artifacts.signatures import public_keys
+from artifacts.signatures.payloads import BadClaimError, decoded, member, read
+from artifacts.signatures.public_keys import BadKeyError, Key
+
+ROOT_BYTES_MAX = 1 << 20
+CHAIN_MAX = 8
+_DER_BYTES_MAX = 16 << 10
+_ID_BYTES = 32
+
+
+class BadRootError(ValueError):
+    """No trusted root that can be used; the text is a clause, without a capital, that says why."""
+
+
+class Log(NamedTuple):
+    """Of signatures (Rekor), or of certificates (CT)."""
+
+    id: bytes
+    """The SHA-256 of its key's DER, or what the root says (of a Rekor v2 it is made with the log's name, too)."""
+    key: Key
+    since_s: float
+    until_s: float
+
+    def at(self, unix_s: float) -> bool:
+        """It was in use then."""
+        return self.since_s <= unix_s <= self.until_s
+
+
+class Authority(NamedTuple):
+    """One that gives certificates, or timestamps."""
+
+    chain: tuple[Certificate, ...]
+    """From the one that signs to its root."""
+    since_s: float
+    until_s: float
+
+
+class Root(NamedTuple):
+    """What there is."""
+
+    authorities: tuple[Authority, ...]
+    logs: tuple[Log, ...]
+    certificate_logs: tuple[Log, ...]
+    stampers: tuple[Authority, ...] = ()
+    """Who says the time of entries of a Rekor v2, whose log says none."""
+
+
+def parse(content: bytes) -> Root:
+    """Raises BadRootError."""
+    try:
+        found = read(content, ROOT_BYTES_MAX, "the trusted root")
+        root = Root(
+            tuple(_authority(one) for one in _list(found, "certificateAuthorities")),
+            tuple(log for one in _list(found, "tlogs") if (log := _log(one)) is not None),
+            tuple(log for one in _list(found, "ctlogs") if (log := _log(one)) is not None),
+            tuple(_authority(one) for one in _list(found, "timestampAuthorities")),
+        )
+    except (BadClaimError, ValueError) as error:
+        raise BadRootError(str(error)) from None
+    if not all(root[:3]):
+        raise BadRootError("the trusted root has not one certificateAuthority, one tlog and one ctlog of a known kind")
+    return root
+
+
+def _authority(found: Mapping[str, object]) -> Authority:
+    chain = _list(member(found, "certChain", "an authority"), "certificates")
+    if not 1 <= len(chain) <= CHAIN_MAX:
+        raise BadClaimError(f"an authority has not 1 to {CHAIN_MAX} certificates")
+    certificates = (load_der_x509_certificate(_der(one)) for one in chain)
+    return Authority(tuple(certificates), *_times(found))
+
+
+def _log(found: Mapping[str, object]) -> Log | None:
+    """None: its key is of a kind that is not known here."""
+    of = member(found, "publicKey", "a log")
+    try:
+        key = public_keys.of(load_der_public_key(_der(of)))
+    except BadKeyError:
+        return None
+    named = found.get("logId")
+    said = None if named is None else decoded(member(found, "logId", "a log").get("keyId"), _ID_BYTES, "a log's keyId")
+    return Log(said or public_keys.sum_of(key.public), key, *_times(of))
+
+
+def _der(found: Mapping[str, object]) -> bytes:
+    return decoded(found.get("rawBytes"), _DER_BYTES_MAX, "rawBytes of the trusted root")
+
+
+def _times(found: Mapping[str, object]) -> tuple[float, float]:
+    """What says no beginning never counts."""
+    valid = member(found, "validFor", "the trusted root")
+    return _unix_s(valid.get("start"), inf), _unix_s(valid.get("end"), inf)
+
+
+def _unix_s(text: object, missing: float) -> float:
+    if text is None:
+        return missing
+    moment = datetime.fromisoformat(text) if isinstance(text, str) else None
+    if moment is None or moment.tzinfo is None:
+        raise BadClaimError("a time of the trusted root is none")
+    return moment.timestamp()
+
+
+def _list(found: Mapping[str, object], name: str) -> list[dict[str, object]]:
+    of = found.get(name, [])
+    if not isinstance(of, list) or not all(isinstance(one, dict) for one in of):
+        raise BadClaimError(f"{name} of the trusted root is no list of objects")
+    return cast("list[dict[str, object]]", of)

@@ -1,0 +1,198 @@
+"""Places that have files and are no registries: the one way to ask them, and to read what they have as blobs. I/O.
+
+Owns how such a place is asked again, and that what proves who we are goes by the one transport. What proves it, where a
+file lies and what an answer means is the place's own (`artifacts.sources.huggingface`, `artifacts.sources.s3`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from multidict import CIMultiDictProxy
+from yarl import URL
+
+from artifacts.digest import Digest
+from artifacts.errors import AbsentError, BrokenError, DeniedError, MismatchError, PolicyError, RegistryError
+from artifacts.http.origin import origin
+from artifacts.http.retry import Pace, Tries
+from artifacts.http.transport import Answer, Limits, Site, Transport
+from artifacts.registry import blobs
+from artifacts.registry.blobs import Blob, Sink
+
+ERROR_BYTES_MAX = 64 << 10
+Prove = Callable[[str, URL, Mapping[str, str]], Awaitable[Mapping[str, str]]]
+"""(method, URL, headers) -> all headers that are for the place alone."""
+Explain = Callable[[int, Mapping[str, str], bytes], str]
+"""(status, headers, body) of a refusal -> what it means and what to do, without the place's own words."""
+
+
+class Rules(NamedTuple):
+    """How a place is asked."""
+
+    limits: Limits
+    pace: Pace
+    ca: Path | None = None
+    """Authorities beside the system's."""
+
+
+class Whole(NamedTuple):
+    """An answer that was read to its end."""
+
+    status: int
+    headers: CIMultiDictProxy[str]
+    body: bytes
+
+
+class Place:
+    """One, at one origin: as `blobs.Giver`. Use as `async with`."""
+
+    def __init__(self, base: URL, prove: Prove, explain: Explain, rules: Rules) -> None:
+        """`base`: its origin and the path before all others, judged by the caller."""
+        self.base = base
+        self.limits, self.pace, ca = rules
+        self._prove, self._explain = prove, explain
+        self.transport = Transport(Site(str(origin(base)), plain_http=base.scheme == "http", ca=ca), self.limits)
+        self.said = str(self.transport.own)
+        self._files: dict[Digest, URL] = {}
+        self._belongs: dict[URL, Mapping[str, str]] = {}
+        self.follow = True
+
+    async def __aenter__(self) -> Self:
+        await self.transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.transport.__aexit__(kind, error, trace)
+
+    def url(self, path: str, query: str = "") -> URL:
+        """Below its base; both are encoded already."""
+        return URL(f"{str(self.base).rstrip('/')}/{path}{'?' if query else ''}{query}", encoded=True)
+
+    def blob_url(self, repository: str, digest: Digest) -> URL:  # noqa: ARG002 -- a Giver's
+        """As Giver."""
+        return self._files[digest]
+
+    def has(self, digest: Digest, url: URL, headers: Mapping[str, str] | None = None) -> None:
+        """What is to be read under this name lies there, and is asked for with these headers."""
+        self._files[digest] = url
+        self._belongs[url] = headers or {}
+
+    def also(self, digest: Digest, name: Digest) -> None:
+        """What is to be read under this name may be read under that one."""
+        self._files[name] = self._files[digest]
+
+    async def ask(
+        self,
+        method: str,
+        url: URL,
+        repository: str,  # noqa: ARG002 -- a Giver's
+        *,
+        headers: Mapping[str, str] | None = None,
+        tries: Tries | None = None,
+        follow: bool | None = None,
+    ) -> Answer:
+        """As Giver."""
+        tries = tries or Tries(self.pace)
+        sent = {**(headers or {}), **self._belongs.get(url, {})}
+        while True:
+            own = await self._prove(method, url, sent)
+            try:
+                follows = self.follow if follow is None else follow
+                answer = await self.transport.ask(method, url, own=own, headers=sent, follow=follows)
+            except BrokenError as error:
+                await tries.again(error)
+                continue
+            if answer.status in {200, 206} and sent.get("If-Match", "") != _etag(answer, sent):
+                async with answer:  # some stores do not know If-Match
+                    raise MismatchError(f"{self.said}: what is read there has changed while it was pulled; pull again")
+            return answer
+
+    async def whole(
+        self, method: str, url: URL, *, bytes_max: int, what: str, headers: Mapping[str, str] | None = None
+    ) -> Whole:
+        """An answer with its body. Raises PolicyError where that is larger than `bytes_max`; any status comes back."""
+        tries = Tries(self.pace)
+        while True:
+            answer = await self.ask(
+                method, url, "", headers=headers, tries=tries, follow=self.follow and method == "GET"
+            )
+            try:
+                async with answer:
+                    if answer.status >= 300:
+                        return Whole(answer.status, answer.headers, await _fault(answer))
+                    body = b"" if method == "HEAD" else await answer.whole(bytes_max, what)
+                    return Whole(answer.status, answer.headers, body)
+            except BrokenError as error:
+                await tries.again(error)
+
+    def refusal(self, found: Whole, what: str) -> RegistryError:
+        """The error for an answer that is none of those that were hoped for."""
+        why = self._explain(found.status, found.headers, found.body)
+        said = f"{self.said}: {what}: answered {found.status}{'; ' if why else ''}{why}"
+        if found.status == 412:
+            return MismatchError(f"{self.said}: {what} has changed while it was pulled; pull again")
+        if found.status in {401, 403}:
+            return DeniedError(said)
+        return (
+            AbsentError(f"{self.said}: there is no {what}{'; ' if why else ''}{why}")
+            if found.status == 404
+            else RegistryError(said)
+        )
+
+    async def refused(self, answer: Answer, what: str) -> RegistryError:
+        """As Giver."""
+        return self.refusal(Whole(answer.status, answer.headers, await _fault(answer)), what)
+
+
+class Lone:
+    """A place as `blobs.Source`: nobody else has what it has."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    @property
+    def lonely(self) -> bool:
+        """As Source."""
+        return True
+
+    @property
+    def limits(self) -> Limits:
+        """As Source."""
+        return self._place.limits
+
+    def doubted(self, blob: Blob) -> Lone:
+        """As Source."""
+        del blob
+        return self
+
+    def order(self, what: str, count: int) -> list[int]:
+        """As Source."""
+        del what
+        return list(range(count))
+
+    async def read(
+        self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """As `blobs.read`, without `check`: a digest may be a name here."""
+        async with aclosing(blobs.read(self._place, blob, first, end, sink, check=False)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+
+def _etag(answer: Answer, sent: Mapping[str, str]) -> str:
+    """What an answer says of which state of a file it is, where one was asked for; a proxy that packs makes it weak."""
+    return answer.headers.get("ETag", "none").removeprefix("W/") if "If-Match" in sent else ""
+
+
+async def _fault(answer: Answer) -> bytes:
+    """The body of a refusal; nothing where it is too large or breaks: the status says enough."""
+    try:
+        return await answer.whole(ERROR_BYTES_MAX, "an error")
+    except (BrokenError, PolicyError):
+        return b""

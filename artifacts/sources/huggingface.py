@@ -1,0 +1,208 @@
+"""Hugging Face's Hub, or a mirror of it: what a repository of a model holds at one commit, and its files. I/O.
+
+Owns the questions of its API (`huggingface_hub` asks the same) and where its token is looked for. Promises: the token
+goes to the Hub's own origin and never on to where that sends us; a revision is made a commit first, and everything
+after is asked of that commit; a file has the sha256 that the Hub says of it (LFS), or git's sum of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from yarl import URL
+
+from artifacts.dialects import file_listing as listing
+from artifacts.dialects.file_listing import Entry, Listing
+from artifacts.errors import PolicyError, RegistryError
+from artifacts.http.origin import REDIRECTS_MAX, checked, joined, loopback, origin, redirected
+from artifacts.http.transport import REDIRECT_STATUSES
+from artifacts.source_uri import Hub
+from artifacts.sources.http_files import Place, Rules, Whole
+
+ENDPOINT = "https://huggingface.co"
+INFO_BYTES_MAX = 16 << 20
+PAGE_BYTES_MAX = 8 << 20
+PAGES_MAX = 200
+ROWS_MAX = 100_000
+"""Of a repository, folders too; the Hub itself wants no more."""
+TOKEN_BYTES_MAX = 4096
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NEXT = re.compile(r"<([^<>]{1,4096})>\s*;[^,]*\brel=\"?next\"?")
+T = TypeVar("T")
+_TOKEN = re.compile(r"[!-~]{1,1024}")
+
+
+class Found(NamedTuple):
+    """A repository at one commit."""
+
+    commit: str
+    listing: Listing
+    open: bool
+    """The Hub gives it to everybody."""
+
+
+class _Info(msgspec.Struct, frozen=True):
+    sha: str = ""
+    private: bool = True
+    gated: bool | str = True
+
+
+class _Lfs(msgspec.Struct, frozen=True):
+    oid: str
+    size: int
+
+
+class _Row(msgspec.Struct, frozen=True):
+    type: str
+    path: str
+    oid: str = ""
+    size: int = 0
+    lfs: _Lfs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HubAccess:
+    """How the Hub is reached, by the variables that its own tools know."""
+
+    env: Mapping[str, str]
+    home: Path
+
+    def endpoint(self) -> URL:
+        """`HF_ENDPOINT`, or the Hub itself. Raises PolicyError."""
+        said = self.env.get("HF_ENDPOINT") or ENDPOINT
+        try:
+            return checked(said.rstrip("/") + "/")
+        except PolicyError:
+            raise PolicyError("HF_ENDPOINT is no URL; expected such as https://huggingface.co") from None
+
+    async def token(self) -> str | None:
+        """`HF_TOKEN`, or what `hf auth login` wrote. Raises PolicyError."""
+        said = self.env.get("HF_TOKEN") or self.env.get("HUGGING_FACE_HUB_TOKEN") or ""
+        said = said or await asyncio.to_thread(self._read)
+        token = said.strip()
+        if token and not _TOKEN.fullmatch(token):
+            raise PolicyError("the Hub's token (HF_TOKEN, or its file) has characters that no token has")
+        return token or None
+
+    def _read(self) -> str:
+        cache = Path(self.env["XDG_CACHE_HOME"]) if self.env.get("XDG_CACHE_HOME") else self.home / ".cache"
+        home = Path(self.env["HF_HOME"]) if self.env.get("HF_HOME") else cache / "huggingface"
+        path = Path(self.env["HF_TOKEN_PATH"]) if self.env.get("HF_TOKEN_PATH") else home / "token"
+        with suppress(OSError, UnicodeDecodeError), path.open("rb") as file:
+            return file.read(TOKEN_BYTES_MAX).decode().strip()
+        return ""
+
+    def place(self, token: str | None, rules: Rules) -> Place:
+        """The Hub, asked with this token. Raises PolicyError."""
+        base = self.endpoint()
+        if token and base.scheme == "http" and not loopback(base.raw_host or ""):
+            raise PolicyError(f"{origin(base)}: HF_ENDPOINT is plain HTTP, and a token is not sent so; use https")
+
+        async def prove(_method: str, _url: URL, _headers: Mapping[str, str]) -> Mapping[str, str]:
+            return {"Authorization": f"Bearer {token}"} if token else {}
+
+        return Place(base, prove, _explained, rules)
+
+
+async def look(place: Place, of: Hub, *, allow_unsafe: bool = False) -> Found:
+    """What is taken of it; its files can be read from `place` then. Raises RegistryError, RefusedError."""
+    name, revision = quote(of.name, safe="/"), quote(of.revision or "main", safe="")
+    what = f"{of.name} at revision {of.revision or 'main'}"
+    found = await _asked(place, place.url(f"api/models/{name}/revision/{revision}"), INFO_BYTES_MAX, what)
+    info = _read(found.body, _Info, place, what)
+    if not _COMMIT.fullmatch(info.sha):
+        raise RegistryError(f"{place.said}: {what}: says no commit")
+    url: URL | None = place.url(f"api/models/{name}/tree/{info.sha}", "recursive=true")
+    rows, pages = list[_Row](), 0
+    while url is not None:
+        if pages == PAGES_MAX or len(rows) > ROWS_MAX:
+            raise RegistryError(f"{place.said}: {what}: has far too many files")
+        page = await _asked(place, url, PAGE_BYTES_MAX, f"list of files of {what}")
+        rows += _read(page.body, list[_Row], place, what)
+        url, pages = _following(place, url, page), pages + 1
+    entries = [_entry(one, place, what) for one in rows if one.type == "file"]
+    taken = listing.choose(f"hf://{of.name}", entries, of.include, allow_unsafe=allow_unsafe)
+    for one in taken.taken:
+        place.has(one.entry.name, file_url(place, of, info.sha, one.entry.path))
+    return Found(info.sha, taken, open=not info.private and info.gated is False)
+
+
+def file_url(place: Place, of: Hub, revision: str, path: str) -> URL:
+    """Of a file at a revision."""
+    return place.url(f"{quote(of.name, safe='/')}/resolve/{quote(revision, safe='')}/{quote(path, safe='/')}")
+
+
+async def barred(place: Place, of: Hub, path: str) -> RegistryError | None:
+    """Why whoever asks may not have this file: of gated repositories the Hub tells what is in them to everybody. None:
+    it may. Raises RegistryError.
+    """
+    url, what = file_url(place, of, of.revision or "main", path), f"{path} of {of.name}"
+    for hops in range(REDIRECTS_MAX):
+        found = await place.whole("HEAD", url, bytes_max=0, what=what)
+        if found.status in {401, 403, 404}:
+            return place.refusal(found, what)
+        if found.status == 200:
+            return None
+        if found.status not in REDIRECT_STATUSES:
+            raise place.refusal(found, what)
+        url = redirected(url, found.headers.get("Location"), "HEAD", found.status, hops)
+        if origin(url) != place.transport.own:  # a repository that has another name now is asked for there first
+            if _COMMIT.fullmatch(found.headers.get("X-Repo-Commit", "")):
+                return None  # to the bytes: of a file that one may have the Hub says its commit, as to all its clients
+            raise RegistryError(f"{place.said}: {what}: it is sent elsewhere, and not to its bytes")
+    raise RegistryError(f"{place.said}: {what}: it is sent on without end")
+
+
+async def _asked(place: Place, url: URL, bytes_max: int, what: str) -> Whole:
+    found = await place.whole("GET", url, bytes_max=bytes_max, what=what)
+    if found.status != 200:
+        raise place.refusal(found, what)
+    return found
+
+
+def _read(body: bytes, kind: type[T], place: Place, what: str) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise RegistryError(f"{place.said}: what it says of {what} cannot be read") from None
+
+
+def _entry(row: _Row, place: Place, what: str) -> Entry:
+    if row.lfs is not None:
+        digits = row.lfs.oid.removeprefix("sha256:")
+        if _SHA256.fullmatch(digits) and row.lfs.size >= 0:
+            return Entry(row.path, row.lfs.size, f"sha256:{digits}")
+    elif _COMMIT.fullmatch(row.oid) and row.size >= 0:
+        return Entry(row.path, row.size, f"git:{row.oid}")
+    raise RegistryError(f"{place.said}: says no sum of a file of {what}")
+
+
+def _following(place: Place, url: URL, found: Whole) -> URL | None:
+    link = _NEXT.search(found.headers.get("Link", ""))
+    if link is None:
+        return None
+    page = joined(url, link[1])
+    if origin(page) != place.transport.own:
+        raise PolicyError(f"{place.said}: its next page is somewhere else")
+    return page
+
+
+def _explained(status: int, headers: Mapping[str, str], _body: bytes) -> str:
+    """By its own codes (`X-Error-Code`)."""
+    code = headers.get("X-Error-Code", "")
+    if code == "GatedRepo":
+        return "it is gated: accept its terms on its page, and set HF_TOKEN to a token of who did"
+    if code == "RevisionNotFound":
+        return "it has no such revision"
+    if code == "RepoNotFound" or status == 401:
+        return "it is not there, or is private: set HF_TOKEN to a token that may read it"
+    return "the token in HF_TOKEN may not read it" if status == 403 else ""

@@ -1,0 +1,62 @@
+"""What files had for a sum when they first came, of places that say none: whoever brings them again holds to it. I/O.
+
+Owns the folder `sums/` of a store, one small file for each Copy. It blocks: run it in a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from artifacts import digest
+from artifacts.dialects.file_listing import Listing
+from artifacts.digest import BadDigestError, Digest
+from artifacts.disk.disk import Disk, entries
+from artifacts.store.layout import Key
+from artifacts.store.store import Store
+
+SUMS_MAX = 10_000
+"""Of more Copies the oldest are forgotten."""
+_BYTES_MAX = 16 << 20
+
+log = logging.getLogger("pilotlight.store")
+
+
+class Sums:
+    """Those of one store."""
+
+    def __init__(self, store: Store, disk: Disk | None = None) -> None:
+        self._folder = store.layout.root / "sums"
+        self._disk = disk or Disk()
+
+    def remember(self, key: Key, sums: Mapping[str, Digest]) -> None:
+        """By path. A store that cannot be written remembers nothing."""
+        try:
+            self._disk.folder(self._folder)
+            self._disk.write(self._path(key), msgspec.json.encode(sums))
+            there = entries(self._folder)
+            if len(there) > SUMS_MAX:
+                there.sort(key=lambda one: one.stat(follow_symlinks=False).st_mtime)
+                for one in there[: len(there) - SUMS_MAX]:
+                    Path(one.path).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("event=sums_not_kept digest=%s reason=%r", key.digest, error.strerror)
+
+    def known(self, key: Key, of: Listing) -> Listing:
+        """The listing with what is known of its files; what they are named by stays."""
+        try:
+            with self._path(key).open("rb") as file:
+                said = msgspec.json.decode(file.read(_BYTES_MAX), type=dict[str, str])
+            sums = {path: digest.parse(text) for path, text in said.items()}
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, BadDigestError):
+            return of
+        taken = [
+            one._replace(entry=one.entry._replace(claim=sums.get(one.entry.path, one.entry.claim))) for one in of.taken
+        ]
+        return of._replace(taken=tuple(taken))
+
+    def _path(self, key: Key) -> Path:
+        return self._folder / key.name

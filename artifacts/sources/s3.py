@@ -1,0 +1,259 @@
+"""Models in a store that speaks S3: what lies below a prefix, and its objects. I/O.
+
+Owns the questions (ListObjectsV2, HEAD, GET) and where the store is. Promises: every request is signed where there are
+keys, and never sent elsewhere; an object is read as it was when it was listed (If-Match), or it is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import unquote_plus
+
+from yarl import URL
+
+from artifacts.credentials import sigv4
+from artifacts.credentials.aws import AwsKeys
+from artifacts.credentials.sigv4 import Asked, Scope
+from artifacts.dialects import file_listing
+from artifacts.dialects.file_listing import FILES_MAX, Entry, Listing
+from artifacts.errors import PolicyError, RegistryError
+from artifacts.http import xml
+from artifacts.http.origin import checked
+from artifacts.http.xml import BadXmlError, Element
+from artifacts.source_uri import Bucket
+from artifacts.sources.http_files import Explain, Place, Rules, Whole
+
+PAGES_MAX = 50
+AT_ONCE = 8
+"""Objects that are asked for their sums, or whether one may have them."""
+T = TypeVar("T")
+_ETAG = re.compile(r'"[!#-~]{1,256}"')
+_SIZE = re.compile(r"[0-9]{1,15}")
+_CODE = re.compile(r"[A-Za-z]{1,64}")
+_REGION = re.compile(r"[a-z0-9-]{1,40}")
+_ENDED = "the session that the keys are of (AWS_SESSION_TOKEN) has ended, or is another's: get keys anew"
+_MEANINGS = {
+    "NoSuchBucket": "there is no such bucket",
+    "NoSuchKey": "where all below it is meant it ends with /",
+    "InvalidObjectState": "it is archived: have it restored first",
+    "RequestTimeTooSkewed": "the clock of this machine is wrong",
+    "InvalidAccessKeyId": "no key is known by the name in AWS_ACCESS_KEY_ID (or ~/.aws/credentials)",
+    "SignatureDoesNotMatch": "AWS_SECRET_ACCESS_KEY (or ~/.aws/credentials) is not the secret of that key",
+    "ExpiredToken": _ENDED,
+    "InvalidToken": _ENDED,
+    "InvalidTokenId": _ENDED,
+}
+"""What a refusal means that says more than its status, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketAccess:
+    """How the store is reached, by the variables that AWS's own tools know."""
+
+    env: Mapping[str, str]
+    keys: AwsKeys
+
+    def endpoint(self) -> str | None:
+        """A store of one's own (`AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`); None: AWS."""
+        return self.env.get("AWS_ENDPOINT_URL_S3") or self.env.get("AWS_ENDPOINT_URL") or None
+
+    async def base(self, bucket: str) -> URL:
+        """Where the bucket lies. Raises PolicyError."""
+        own, region = self.endpoint(), await self.keys.region()
+        if own is not None:
+            try:
+                return checked(f"{own.rstrip('/')}/{bucket}/")
+            except PolicyError:
+                raise PolicyError("AWS_ENDPOINT_URL is no URL; expected such as https://minio.example:9000") from None
+        end = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+        return checked(f"https://{end}/{bucket}/" if "." in bucket else f"https://{bucket}.{end}/")
+
+    async def place(self, bucket: str, rules: Rules, *, signed: bool) -> Place:
+        """The bucket, asked with the keys that there are by then, or as nobody. Raises PolicyError."""
+        region = await self.keys.region()
+        scope = Scope(region, "s3")
+
+        async def prove(method: str, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
+            current = await self.keys.keys() if signed else None  # those of a role end
+            return (
+                {}
+                if current is None
+                else sigv4.signed(Asked(method, url, headers), current, scope, rules.pace.unix_s())
+            )
+
+        place = Place(await self.base(bucket), prove, _explaining(region, signed=signed), rules)
+        place.follow = False
+        return place
+
+
+async def look(place: Place, of: Bucket, *, allow_unsafe: bool = False) -> Listing:
+    """What is taken of it; it can be read from `place` then. Raises RegistryError, RefusedError."""
+    folder = _folder(of)
+    if of.key.endswith("/"):
+        found = await _listed(place, of)
+    else:
+        found = {of.key: await _headed(place, of.key)}
+    entries = {key.removeprefix(folder): one._replace(path=key.removeprefix(folder)) for key, one in found.items()}
+    taken = file_listing.choose(
+        str(of), [one._replace(claim=_claim(one)) for one in entries.values()], allow_unsafe=allow_unsafe
+    )
+    for one in taken.taken:
+        etag = entries[one.entry.path].claim.partition("\0")[0]
+        place.has(one.entry.name, _url(place, folder + one.entry.path), {"If-Match": etag})
+    return taken
+
+
+def key_of(of: Bucket, path: str) -> str:
+    """Of a file that is taken of it."""
+    return _folder(of) + path
+
+
+def _folder(of: Bucket) -> str:
+    return of.key[: of.key.rfind("/") + 1]
+
+
+async def barred(place: Place, keys: Sequence[str]) -> RegistryError | None:
+    """Why whoever asks may not have one of these objects: a bucket says so of each by itself. None: it may have all.
+    Raises RegistryError.
+    """
+    return next(filter(None, await _each(keys, lambda key: _barred(place, key))), None)
+
+
+async def _barred(place: Place, key: str) -> RegistryError | None:
+    found = await place.whole("HEAD", _url(place, key), bytes_max=0, what=key)
+    why = None if found.status == 200 else await _refusal(place, key, found)
+    if why is not None and found.status not in {401, 403, 404}:
+        raise why
+    return why
+
+
+async def _refusal(place: Place, key: str, found: Whole) -> RegistryError:
+    """Why a HEAD was refused: only an answer to a GET has words. Raises RegistryError."""
+    what = f"object {key}"
+    async with await place.ask("GET", _url(place, key), "", headers={"Range": "bytes=0-0"}) as answer:
+        same = answer.status == found.status
+        return await place.refused(answer, what) if same else place.refusal(found, what)
+
+
+def _claim(one: Entry) -> str:
+    """The sum, where the store says it; else what changes with the object."""
+    etag, _, summed = one.claim.partition("\0")
+    return summed or f"etag:{etag}"
+
+
+async def _listed(place: Place, of: Bucket) -> dict[str, Entry]:
+    """All objects below the key."""
+    found, summed, token, what = dict[str, Entry](), list[str](), "", f"list of objects below {of}"
+    for _ in range(PAGES_MAX):
+        rows = [("list-type", "2"), ("prefix", of.key), ("encoding-type", "url"), ("max-keys", "1000")]
+        rows += [("continuation-token", token)] if token else []
+        query = "&".join(f"{name}={sigv4.encoded(value)}" for name, value in sorted(rows))
+        answer = await place.whole(
+            "GET", URL(f"{place.base}?{query}", encoded=True), bytes_max=xml.BYTES_MAX, what=what
+        )
+        if answer.status != 200:
+            raise place.refusal(answer, what)
+        try:
+            page = xml.parse(answer.body)
+        except BadXmlError as error:
+            raise RegistryError(f"{place.said}: {what} cannot be read: {error}") from None
+        for row in page.all("Contents"):
+            one = _row(row, place, what)
+            if page.one("EncodingType") == "url":  # as it was asked for; not all know that
+                one = one._replace(path=unquote_plus(one.path))
+            if not (one.path.endswith("/") and one.size == 0):  # a folder, as consoles make them
+                found[one.path] = one
+                summed += [one.path] if _summed(row) else []
+        if len(found) > FILES_MAX:
+            raise RegistryError(f"{place.said}: {what}: more than {FILES_MAX}; name the folder of one model")
+        token = page.one("NextContinuationToken") if page.one("IsTruncated") == "true" else ""
+        if not token:
+            heads = await _each(summed, lambda key: _headed(place, key))
+            return found | dict(zip(summed, heads, strict=True))
+    raise RegistryError(f"{place.said}: {what} does not end")
+
+
+async def _each(keys: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> list[T]:
+    """What is answered of each object, in their order; several are asked at once."""
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def one(key: str) -> T:
+        async with free:
+            return await ask(key)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(key)) for key in keys]
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None  # the others were only ended with it
+    return [task.result() for task in tasks]
+
+
+def _row(row: Element, place: Place, what: str) -> Entry:
+    key, etag, size = row.one("Key"), row.one("ETag"), row.one("Size")
+    if not key or not _ETAG.fullmatch(etag) or not _SIZE.fullmatch(size):
+        raise RegistryError(f"{place.said}: {what}: has an object without name, ETag or size")
+    return Entry(key, int(size), etag)
+
+
+def _summed(row: Element) -> bool:
+    """The store may have a sha256 of the whole object; not every list says which sums there are (MinIO's does not)."""
+    kept = ["".join(one.texts) for one in row.all("ChecksumAlgorithm")]
+    return not kept or ("SHA256" in kept and row.one("ChecksumType") != "COMPOSITE")
+
+
+async def _headed(place: Place, key: str) -> Entry:
+    """An object, with its sha256 where the store has one."""
+    what = f"object {key}"
+    found = await place.whole(
+        "HEAD", _url(place, key), bytes_max=0, what=what, headers={"X-Amz-Checksum-Mode": "ENABLED"}
+    )
+    if found.status != 200:
+        raise await _refusal(place, key, found)
+    etag, size = found.headers.get("ETag", ""), found.headers.get("Content-Length", "")
+    if not _ETAG.fullmatch(etag) or not _SIZE.fullmatch(size):
+        raise RegistryError(f"{place.said}: {what}: says no ETag or no size")
+    return Entry(key, int(size), f"{etag}\0{_sha256(found)}")
+
+
+def _sha256(found: Whole) -> str:
+    """Of the whole object; of several parts it is a sum of sums, and says nothing here."""
+    if found.headers.get("X-Amz-Checksum-Type", "FULL_OBJECT") != "FULL_OBJECT":
+        return ""
+    try:
+        digest = base64.b64decode(found.headers.get("X-Amz-Checksum-Sha256", ""), validate=True)
+    except binascii.Error:
+        return ""
+    return f"sha256:{digest.hex()}" if len(digest) == 32 else ""
+
+
+def _url(place: Place, key: str) -> URL:
+    return place.url(sigv4.encoded(key, path=True))
+
+
+def _explaining(region: str, *, signed: bool) -> Explain:
+    """By the codes of S3; an answer to a HEAD has none. `region`: the one that was asked for."""
+
+    def explained(status: int, headers: Mapping[str, str], body: bytes) -> str:
+        try:
+            error = xml.parse(body) if body else Element("")
+        except BadXmlError:
+            error = Element("")
+        said, lies = error.one("Code"), headers.get("X-Amz-Bucket-Region") or error.one("Region")
+        code = said if _CODE.fullmatch(said) else ""
+        if status in {301, 307, 400} and _REGION.fullmatch(lies) and lies != region:  # some say theirs with each answer
+            return f"the bucket lies in another region: set AWS_REGION={lies}"
+        if code in _MEANINGS:
+            return f"{_MEANINGS[code]} ({code})"
+        if status in {401, 403}:
+            who = "the keys (AWS_ACCESS_KEY_ID, ~/.aws/credentials)" if signed else "whoever has no keys"
+            return f"{who} may not read it{f' ({code})' if code else ''}"
+        return code
+
+    return explained

@@ -1,0 +1,346 @@
+"""A node's store of weights: a Copy is fetched once, kept while it is of use, and handed to who may have it. I/O.
+
+Owns the way from a wish to a Copy. Promises: one fetch for one digest at a time on a node, whatever number of processes
+want it; room is promised before the first byte, and an error comes before the disk is full; a Copy is seen whole or not
+at all, after a break at any point, and does not wait for the disk (`settling`); who did not fetch it is judged by the
+registry before it gets it; a Copy that is in use is never taken away. What is fetched and verified, and how, is
+`fetch`'s, which is given to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from pathlib import Path
+from time import time as unix_s
+from typing import NamedTuple, Self, TypeVar
+
+from artifacts.dialects.contents import File
+from artifacts.digest import Digest
+from artifacts.disk import locks as flocks
+from artifacts.disk.disk import FULL, SHUT, Disk, trouble
+from artifacts.disk.threads import over
+from artifacts.errors import MismatchError, UnreachableError
+from artifacts.store import eviction as evict
+from artifacts.store.copies import Shelf
+from artifacts.store.eviction import Choice
+from artifacts.store.layout import ForbiddenError, HeldError, Key, Layout, NoRoomError, Record, StoreError
+from artifacts.store.permissions import Permits
+from artifacts.store.publish import Copy, Job, Pull, Wanted
+from artifacts.store.reservations import SPARE_BYTES, Evicted, Free, Ledger
+
+T = TypeVar("T")
+LOCKS_MAX = 256
+"""Files of one artifact that nobody else fetches meanwhile; of more the smaller ones may come twice."""
+AWAY_WAIT_S = 5.0
+"""Whom a registry let in lately does not wait longer for it to say so again: it counts as away."""
+
+log = logging.getLogger("pilotlight.store")
+
+Fetch = Callable[[Job], Awaitable[None]]
+"""Raises RegistryError, OSError, NoRoomError."""
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    fingerprint: str
+    """Of its login: another login has another. Nothing of the login can be read from it."""
+    permitted: Callable[[], Awaitable[bool]]
+    """Asks the registry of the key, with this login (`registry.permitted`). Raises RegistryError."""
+    vouched: bool = True
+    """It was just let in there; else what it fetches (a mirror's, a peer's) is no yes that could be remembered."""
+
+
+class Row(NamedTuple):
+    """A Copy, for a person."""
+
+    record: Record
+    used_unix_s: float
+    pinned: bool
+    in_use: bool
+
+
+class Store:
+    """Below `root`. `bytes_max`: `weights.storeBytesMax`; `while_away`: whom a registry let in lately gets the Copy
+    also while the registry does not answer.
+    """
+
+    def __init__(
+        self, root: Path, *, bytes_max: int | None = None, spare_bytes: int = SPARE_BYTES, while_away: bool = True,
+        permits: Permits | None = None, disk: Disk | None = None, free: Free = os.statvfs,
+        evicted: Evicted = lambda _: None,
+    ) -> None:  # fmt: skip
+        self._disk = disk or Disk()
+        self.layout = Layout(root, self._disk)
+        self._shelf = Shelf(self.layout, self._disk)
+        self._ledger = Ledger(self._shelf, bytes_max, spare_bytes, free, evicted)
+        self.permits = Permits(root / "permits", self._disk) if permits is None else permits
+        self._while_away = while_away
+        self._settling = threading.Lock()
+        self._to_settle: set[asyncio.Task[None]] = set()
+
+    def open(self) -> Self:
+        """Makes the folders, and removes what breaks left. Read-only, it can still be read. Blocks.
+
+        Raises StoreError.
+        """
+        try:
+            self.layout.make(self._disk)
+            with self._shelf.locked():
+                self._shelf.sweep()
+        except OSError as error:
+            if error.errno not in SHUT:
+                raise self._said(error) from None
+            log.warning("event=store_read_only reason=%r", error.strerror)
+        return self
+
+    def find(self, key: Key) -> Copy | None:
+        """The Copy, held, for one who may have it: nobody is asked. Raises StoreError."""
+        lease = self._shelf.lease(key)
+        if lease is None:
+            return None
+        record = self.layout.record(key)
+        if record is None:  # it is fetched anew
+            lease.close()
+            return None
+        with suppress(OSError):  # of a store that is read-only
+            os.utime(lease.fd)
+        return Copy(record, self.layout.copy(key) / "files", lease)
+
+    async def ensure(self, wanted: Wanted, fetch: Fetch, caller: Caller | None) -> Copy:
+        """The Copy, held; fetched where it is not here. `caller`: None only for weights that need no login.
+
+        Raises StoreError, and what `fetch` raises.
+        """
+        key, wait_s = wanted.key, flocks.FIRST_WAIT_S
+        try:
+            while True:
+                found = await in_thread(lambda: self.find(key), _closed)
+                if found is not None:
+                    return await self._admitted(found, key, caller)
+                copy = await self._flown(wanted, fetch, caller)
+                if copy is not None:
+                    return copy
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, flocks.WAIT_S_MAX)
+        except OSError as error:
+            raise self._said(error) from None
+
+    async def admit(self, key: Key, caller: Caller | None) -> Copy | None:
+        """The Copy, held, as `ensure` gives one that is here; None: it is not. Raises StoreError, RegistryError."""
+        try:
+            found = await in_thread(lambda: self.find(key), _closed)
+            return None if found is None else await self._admitted(found, key, caller)
+        except OSError as error:
+            raise self._said(error) from None
+
+    async def _flown(self, wanted: Wanted, fetch: Fetch, caller: Caller | None) -> Copy | None:
+        """Fetched here. None: somebody else fetches it, or has just done so."""
+        flight = self.layout.flight(wanted.key)
+        lock = flocks.attempt(flight, make=True)
+        if lock is None:
+            return None
+        try:
+            if self.layout.lease(wanted.key).exists() and self.layout.record(wanted.key) is not None:
+                return None
+            return await self._fetched(wanted, fetch, caller)
+        finally:
+            flocks.drop(lock, flight)
+
+    async def _fetched(self, wanted: Wanted, fetch: Fetch, caller: Caller | None) -> Copy:
+        pull, keep, copy = Pull(wanted, self._shelf, self._ledger, self._disk.later()), True, None
+
+        async def more(more_bytes: int) -> None:
+            await in_thread(lambda: pull.more(more_bytes))
+
+        try:
+            async with AsyncExitStack() as locks:
+                for digest in contended(wanted.files):
+                    await locks.enter_async_context(flocks.held(self.layout.blob_lock(wanted.key, digest)))
+                job = await in_thread(lambda: pull.begin(more))
+                if job.files or wanted.unpacked_bytes:
+                    await fetch(job)
+                copy = await in_thread(lambda: pull.publish(private=caller is not None), _closed)
+                keep = False
+        except OSError as error:
+            keep = error.errno not in FULL
+            raise
+        except (StoreError, MismatchError):  # there is nothing good to go on from, or no room to keep it
+            keep = False
+            raise
+        finally:
+            try:
+                await in_thread(lambda: pull.end(keep=keep))
+            except BaseException:
+                _closed(copy)
+                raise
+        try:
+            if caller is not None and caller.vouched:
+                asked, now_s = (caller.fingerprint, wanted.key.origin, wanted.key.digest), unix_s()
+                await in_thread(lambda: self.permits.answered(asked, now_s, yes=True))
+        except BaseException:
+            copy.close()
+            raise
+        if copy.record.boot:
+            self.settle_soon()
+        return copy
+
+    def settle_soon(self) -> None:
+        """All Copies come onto the disk that may not be there yet, also what another process left so. They are of use
+        meanwhile; only the end of the event loop waits for the disk.
+        """
+        task = asyncio.create_task(in_thread(self._settle))
+        self._to_settle.add(task)
+        task.add_done_callback(self._to_settle.discard)
+
+    def _settle(self) -> None:
+        with self._settling:
+            try:
+                self._shelf.settle()
+            except (OSError, StoreError) as error:  # said again by whoever comes next
+                said = trouble(error) if isinstance(error, OSError) else str(error)
+                log.warning("event=store_not_settled reason=%r", said)
+
+    async def settled(self) -> None:
+        """Returns when they are there."""
+        await asyncio.gather(*self._to_settle)
+
+    async def _admitted(self, found: Copy, key: Key, caller: Caller | None) -> Copy:
+        """The Copy, where this one may have it. Raises ForbiddenError, RegistryError."""
+        try:
+            if found.record.private:
+                await self._judge(key, caller)
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    async def _judge(self, key: Key, caller: Caller | None) -> None:
+        if caller is None:
+            raise ForbiddenError(f"{key.digest} was fetched with a login, and who asks now shows none")
+        asked = (caller.fingerprint, key.origin, key.digest)
+        now_s = unix_s()
+        if self.permits.fresh(asked, now_s):
+            return
+        was_let_in = self._while_away and self.permits.while_away(asked, now_s)
+        try:
+            async with asyncio.timeout(AWAY_WAIT_S if was_let_in else None):
+                yes = await caller.permitted()
+        except (UnreachableError, TimeoutError):
+            if not was_let_in:
+                raise
+            log.warning("event=store_registry_away digest=%s", key.digest)
+            return
+        await in_thread(lambda: self.permits.answered(asked, unix_s(), yes=yes))
+        if not yes:
+            raise ForbiddenError(f"{key.origin} does not give {key.digest} to this login")
+
+    async def forbid(self, key: Key, caller: Caller) -> None:
+        """Whose it is has just said no to this one: a yes before counts no more. Raises StoreError."""
+        asked = (caller.fingerprint, key.origin, key.digest)
+        try:
+            await in_thread(lambda: self.permits.answered(asked, unix_s(), yes=False))
+        except OSError as error:
+            raise self._said(error) from None
+
+    @contextmanager
+    def aside(self) -> Iterator[Path]:
+        """A folder on the store's disk for work that makes no Copy; gone at the end, or, after a break, when the store
+        is next opened. Blocks. Raises StoreError.
+        """
+        try:
+            with self._shelf.aside() as folder:
+                yield folder
+        except OSError as error:
+            raise self._said(error) from None
+
+    def rows(self) -> list[Row]:
+        """All Copies, the latest used first. Raises StoreError."""
+        with ExitStack() as stack:
+            with suppress(OSError):  # where it is read-only nobody takes a Copy away meanwhile
+                stack.enter_context(self._shelf.locked())
+            found = [self._row(record) for record in self.layout.records()]
+        return sorted(found, key=lambda row: (-row.used_unix_s, row.record.digest))
+
+    def _row(self, record: Record) -> Row:
+        key = record.key
+        used_unix_s, pinned = self.layout.lease(key).stat().st_mtime, self.layout.pin(key.digest).exists()
+        return Row(record, used_unix_s, pinned, self._shelf.in_use(self.layout.copy(key)))
+
+    def pin(self, digest: Digest) -> None:
+        """Copies of it stay, also those that come later. Raises StoreError."""
+        try:
+            self._disk.write(self.layout.pin(digest), b"")
+        except OSError as error:
+            raise self._said(error) from None
+
+    def unpin(self, digest: Digest) -> None:
+        """They may go again. Raises StoreError."""
+        try:
+            self._disk.remove(self.layout.pin(digest))
+            self._disk.sync(self.layout.pins)
+        except OSError as error:
+            raise self._said(error) from None
+
+    def evict(self, key: Key, bad: Iterable[Digest] = ()) -> None:
+        """One Copy goes; and no later one is given those files of it that are `bad`. Raises HeldError, StoreError."""
+        if self.layout.pin(key.digest).exists():
+            raise HeldError(f"{key.digest} is pinned: `pilotlight weights unpin` first")
+        try:
+            with self._shelf.locked():
+                if not self._shelf.remove(str(self.layout.copy(key).relative_to(self.layout.root))):
+                    raise HeldError(f"{key.digest} is in use: stop who uses it first")
+                for digest in bad:
+                    self._disk.remove(self.layout.blob(key, digest))
+        except OSError as error:
+            raise self._said(error) from None
+
+    def free(self, needed_bytes: int) -> Choice:
+        """Those Copies go that are missed least, for so many bytes. Raises StoreError."""
+        try:
+            with self._shelf.locked():
+                choice = evict.choose(self._shelf.candidates(), needed_bytes)
+                gone = tuple(name for name in choice.gone if self._shelf.remove(name))
+                return choice._replace(gone=gone)
+        except OSError as error:
+            raise self._said(error) from None
+
+    def stored_bytes(self) -> int:
+        """Of all Copies, files that several have once."""
+        return self._ledger.stored_bytes()
+
+    def _said(self, error: OSError) -> StoreError:
+        if error.errno in FULL:
+            return NoRoomError(f"the store's disk became full meanwhile, by what others wrote: {trouble(error)}")
+        if error.errno in SHUT:
+            return StoreError(f"the store {self.layout.root} cannot be written: {trouble(error)}")
+        return StoreError(f"the store {self.layout.root}: {trouble(error)}")
+
+
+def contended(files: Iterable[File]) -> list[Digest]:
+    """The raw files that are locked, in the one order in which everybody locks them."""
+    sizes = {one.digest: one.size for one in files if one.encoding == "raw"}
+    return sorted(sorted(sizes, key=lambda digest: (-sizes[digest], digest))[:LOCKS_MAX])
+
+
+async def in_thread(work: Callable[[], T], dispose: Callable[[T], None] | None = None) -> T:
+    """What it gives. Who is cancelled meanwhile waits for its end first, and its result is disposed of."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with suppress(asyncio.CancelledError):
+            await over(task)
+        if task.exception() is None and dispose is not None:
+            dispose(task.result())
+        raise
+
+
+def _closed(copy: Copy | None) -> None:
+    if copy is not None:
+        copy.close()

@@ -1,0 +1,88 @@
+"""What references meant when they were last pulled into a node's store, so that a tag is not asked for again. I/O.
+
+Owns the folder `meanings/` of a store, one small file for each reference. Promises: a reference that names a digest
+means that and nothing else; what cannot be read is forgotten, and asked for again; it says nothing of who may have the
+Copy. It blocks: run it in a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from artifacts import digest as digests
+from artifacts.digest import Digest
+from artifacts.disk.disk import Disk, entries
+from artifacts.store.layout import Key
+from artifacts.store.store import Store
+
+MEANINGS_MAX = 10_000
+"""Of more the oldest are forgotten."""
+_BYTES_MAX = 64 << 10
+
+log = logging.getLogger("pilotlight.store")
+
+
+class Meant(Protocol):
+    """A reference into a registry, or into another place (`bring.Named`); `str()` is what is remembered."""
+
+    @property
+    def digest(self) -> Digest | None:
+        """Where it names one."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """As `Key.origin`."""
+        ...
+
+
+class _Meaning(msgspec.Struct, frozen=True):
+    reference: str
+    digest: str
+
+
+class Meanings:
+    """Those of one store."""
+
+    def __init__(self, store: Store, disk: Disk | None = None) -> None:
+        self._folder = store.layout.root / "meanings"
+        self._disk = disk or Disk()
+
+    def remember(self, of: Meant, key: Key) -> None:
+        """It means this Copy from now on. A store that cannot be written gives what it has, and remembers nothing."""
+        if self.recall(of) == key:
+            return
+        try:
+            self._keep(of, key)
+        except OSError as error:
+            log.warning("event=meaning_not_kept artifact=%s reason=%r", of, error.strerror)
+
+    def _keep(self, of: Meant, key: Key) -> None:
+        self._disk.folder(self._folder)
+        self._disk.write(self._path(of), msgspec.json.encode(_Meaning(str(of), key.digest)))
+        there = entries(self._folder)
+        if len(there) > MEANINGS_MAX:
+            there.sort(key=lambda one: one.stat(follow_symlinks=False).st_mtime)
+            for one in there[: len(there) - MEANINGS_MAX]:
+                Path(one.path).unlink(missing_ok=True)
+
+    def recall(self, of: Meant) -> Key | None:
+        """None: it was never pulled here. A digest needs no memory."""
+        digest = of.digest or self._digest(of)
+        return None if digest is None else Key(of.host, digest)
+
+    def _digest(self, of: Meant) -> Digest | None:
+        try:
+            with self._path(of).open("rb") as file:
+                said = msgspec.json.decode(file.read(_BYTES_MAX), type=_Meaning)
+            return digests.parse(said.digest) if said.reference == str(of) else None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, digests.BadDigestError):
+            return None
+
+    def _path(self, of: Meant) -> Path:
+        return self._folder / hashlib.sha256(str(of).encode()).hexdigest()

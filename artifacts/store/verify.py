@@ -1,0 +1,65 @@
+"""A Copy of the store read again, and held against what its manifest said when it came. I/O.
+
+Owns the comparison: every file that should be there with its size and its sum, and nothing beside them. A disk loses
+bytes without a word; who asks here hears which. It blocks: run it in a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from artifacts import digest as digests
+from artifacts.dialects.contents import File
+from artifacts.disk.disk import walk
+from artifacts.store.layout import Record
+
+PIECE_BYTES = 1 << 20
+
+
+class Bad(NamedTuple):
+    """One file that is not as it came."""
+
+    path: str
+    why: str
+    digest: digests.Digest | None = None
+    """That it should have; None: it should not be there."""
+
+
+def verify(record: Record, folder: Path, moved: Callable[[int], None] = lambda _: None) -> Iterator[Bad]:
+    """What is wrong with the Copy whose files lie in `folder`. `moved`: told of bytes as they are read."""
+    wanted = {one.path: one for one in record.laid}
+    if not record.unpacked and any(one.encoding != "raw" for one in record.files):
+        yield Bad("", "nothing says what came out of its archives: remove it and pull it again")
+        return
+    for one in wanted.values():
+        why = _why(one, folder / one.path, moved)
+        if why:
+            yield Bad(one.path, why, one.digest)
+    for there in walk(folder):
+        path = os.path.relpath(there.path, folder)
+        if not there.is_dir(follow_symlinks=False) and path not in wanted:
+            yield Bad(path, "it is no file of the artifact")
+
+
+def _why(of: File, path: Path, moved: Callable[[int], None]) -> str:
+    """What is wrong with a file; empty: nothing."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb", buffering=0) as file:
+            said = os.fstat(fd)
+            if not stat.S_ISREG(said.st_mode):
+                return "it is no file any more"
+            if said.st_size != of.size:
+                return f"it has {said.st_size} bytes, and should have {of.size}"
+            summed, room = hashlib.new(digests.algorithm(of.digest)), memoryview(bytearray(PIECE_BYTES))
+            while count := file.readinto(room):
+                summed.update(room[:count])
+                moved(count)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    return "" if summed.hexdigest() == digests.encoded(of.digest) else "its bytes are others than they were"

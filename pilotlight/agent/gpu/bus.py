@@ -1,0 +1,200 @@
+"""A node's GPUs as its own files and its driver show them, and the steps of `hotplug` that act on these. I/O.
+
+Owns where that is: sysfs, procfs and devfs below a root, and `nvidia-smi`. It needs what root of the node may, and the
+node's own process ids. Promises: each command ends within COMMAND_S; one that fails changes nothing that the next look
+would not show; nothing is removed but the bus that is named, and no process ended but the one that still has that name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pilotlight.agent.gpu import hotplug
+from pilotlight.agent.gpu.hotplug import APPS, MODULES, QUERY, Holder, Seen, Step, bus_of
+from pilotlight.agent.kubelet.podcgroup import pod_uid
+
+COMMAND_S = 60.0
+"""A GPU that is newly found has its memory scrubbed first, which takes seconds."""
+OUTPUT_BYTES_MAX = 1 << 20
+NONE_FOUND = "no devices were found"
+"""What nvidia-smi says, and exits with 6, where the driver has no GPU to show."""
+NVIDIA, DISPLAY = "0x10de", "0x03"
+SMI = "nvidia-smi"
+UNLOAD = ("nsenter", "--target=1", "--mount", "--", "modprobe", "-r")
+"""The node's own modules, by the node's own program."""
+
+
+class StepError(Exception):
+    """It did not work; `str()` says what was tried, and what that said."""
+
+
+class Answer(NamedTuple):
+    """Of a command."""
+
+    status: int
+    said: str
+
+
+Command = Callable[[Sequence[str]], Awaitable[Answer]]
+
+
+async def command(words: Sequence[str]) -> Answer:
+    """Runs it. Status 127: there is no such program; 124: it was ended, for it took too long."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+    except OSError:
+        return Answer(127, f"{words[0]} is not there")
+    try:
+        async with asyncio.timeout(COMMAND_S):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        return Answer(124, f"{words[0]} did not end within {COMMAND_S:g} s")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return Answer(process.returncode or 0, said[:OUTPUT_BYTES_MAX].decode(errors="replace").strip())
+
+
+class Bus:
+    """Of one node."""
+
+    def __init__(self, root: Path = Path("/"), run: Command = command) -> None:
+        self._pci = root / "sys/bus/pci"
+        self._modules = root / "sys/module"
+        self._proc, self._dev = root / "proc", root / "dev"
+        self._run = run
+
+    async def look(self, buses: Collection[str] = ()) -> Seen:
+        """All but what pods and an API server tell. `buses`: of GPUs that are to leave, or were; of which it is seen,
+        as of all that the driver does not show, whether it hides them.
+        """
+        told, apps = await self._run((SMI, *QUERY)), await self._run((SMI, *APPS))
+        shown = hotplug.shown_in(told.said) if told.status == 0 or NONE_FOUND in told.said.lower() else None
+        seen = await asyncio.to_thread(self._files, buses)
+        named = {one.bus for one in (shown or {}).values()}
+        asked = sorted((seen.buses - named) | (seen.buses & set(buses)))
+        hidden = frozenset([bus for bus in asked if await self._hides(bus)])
+        return seen._replace(shown=shown, hidden=hidden, computing=hotplug.computing_in(apps.said))
+
+    async def _hides(self, bus: str) -> bool:
+        answer = await self._run((SMI, "drain", "-p", bus, "-q"))
+        return answer.status == 0 and hotplug.hidden_in(answer.said)
+
+    def _files(self, buses: Collection[str]) -> Seen:
+        minors = dict(self._minors())
+        sought = {f"/dev/nvidia{minor}": minor for bus, minor in minors.items() if bus in buses}
+        return Seen(
+            shown=None, buses=frozenset(self._buses()), minors=minors,
+            holders=self._holders(sought) if sought else {},
+            files=frozenset(minor for minor in minors.values() if (self._dev / f"nvidia{minor}").exists()),
+            modules=frozenset(one for one in MODULES if (self._modules / one).exists()),
+        )  # fmt: skip
+
+    def _buses(self) -> Iterator[str]:
+        for folder in _entries(self._pci / "devices"):
+            bus = bus_of(folder.name)
+            if bus and _text(folder / "vendor") == NVIDIA and _text(folder / "class").startswith(DISPLAY):
+                yield bus
+
+    def _minors(self) -> Iterator[tuple[str, int]]:
+        for folder in _entries(self._proc / "driver/nvidia/gpus"):
+            minor = hotplug.minor_in(_text(folder / "information"))
+            if (bus := bus_of(folder.name)) and minor is not None:
+                yield bus, minor
+
+    def _holders(self, sought: Mapping[str, int]) -> dict[int, tuple[Holder, ...]]:
+        found: dict[int, tuple[Holder, ...]] = {}
+        for folder in _entries(self._proc):
+            if not folder.name.isdecimal():
+                continue
+            opened = {sought[path] for path in _links(folder / "fd") if path in sought}
+            if opened:
+                holder = Holder(int(folder.name), _text(folder / "comm"), pod_uid(_text(folder / "cgroup")))
+                for minor in opened:
+                    found[minor] = (*found.get(minor, ()), holder)
+        return found
+
+    # --- what is done -------------------------------------------------------------------------------------------------
+
+    async def act(self, step: Step) -> None:
+        """A step that is about the bus, the driver or a process. Raises StepError."""
+        match step.does, step.of:
+            case "scan", buses:
+                for bus in buses:  # the driver gave up on it, or it was hidden from it
+                    await asyncio.to_thread(_write, self._pci / "drivers_probe", bus)
+                await asyncio.to_thread(_write, self._pci / "rescan", "1")
+            case "show", (bus,):
+                await self._smi("drain", "-p", bus, "-m", "0")
+            case "hide", (bus,):
+                await self._smi("drain", "-p", bus, "-m", "1")
+            case "unkeep", (device,):
+                await self._smi("-i", device, "-pm", "0")
+            case "take", (bus,):
+                with contextlib.suppress(StepError):  # in a virtual machine it does not work, and the kernel's way does
+                    await self._smi("drain", "-p", bus, "-r")
+            case "remove", (bus,):
+                await asyncio.to_thread(_write, self._pci / "devices" / bus / "remove", "1")
+            case "unlink", (minor,):
+                await asyncio.to_thread((self._dev / f"nvidia{minor}").unlink, missing_ok=True)
+            case "unload", modules:
+                await self._ran((*UNLOAD, *modules))
+            case "end", (pid,):
+                await asyncio.to_thread(self._end, int(pid))
+            case _:
+                raise ValueError(step.does)
+
+    async def _smi(self, *words: str) -> None:
+        await self._ran((SMI, *words))
+
+    async def _ran(self, words: Sequence[str]) -> None:
+        answer = await self._run(words)
+        if answer.status:
+            said = answer.said.splitlines()[0] if answer.said else "nothing"
+            raise StepError(f"{' '.join(words)} ended with {answer.status} and said: {said}")
+
+    def _end(self, pid: int) -> None:
+        """If it is still who it was."""
+        if _text(self._proc / str(pid) / "comm").startswith(hotplug.KEEPER[:15]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """In order; none: it is not there."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    """Without spaces around it; empty: it cannot be read, or is gone since."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _links(folder: Path) -> Iterator[str]:
+    """Where those in it lead."""
+    for one in _entries(folder):
+        with contextlib.suppress(OSError):
+            yield str(one.readlink())
+
+
+def _write(path: Path, text: str) -> None:
+    """Raises StepError."""
+    try:
+        with path.open("w") as file:  # not made anew where it is not there: that is no sysfs
+            file.write(text)
+    except OSError as error:
+        raise StepError(f"{path.name} of the PCI bus cannot be written: {error.strerror}") from None
