@@ -17,8 +17,7 @@ from typing import NamedTuple
 from autoscaler.contract import DeviceReport, PodDevices, PodUse
 from autoscaler.drivers.nvml import Nvml, NvmlError, open_nvml
 from autoscaler.nodes import NOTICED_BYTES
-from pilotlight.agent.kubelet.podcgroup import pod_uid
-from pilotlight.agent.kubelet.sockets import NodeSockets
+from pilotlight.agent.kubelet.sockets import NodeSockets, pod_uid
 
 ANSWER_S_MAX = 5.0
 """NVML that takes longer is taken for broken."""

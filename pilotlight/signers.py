@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from artifacts.signatures import public_keys, trust_root
-from artifacts.signatures.identities import Identity
+from artifacts.signatures.certificates import Identity
 from artifacts.signatures.policy import Policy
 from artifacts.signatures.public_keys import PEM_BYTES_MAX, BadKeyError
 from artifacts.signatures.trust_root import ROOT_BYTES_MAX, BadRootError, Root

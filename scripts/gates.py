@@ -106,7 +106,7 @@ _CRYPTOGRAPHY = {
         *("cryptography.exceptions", f"{_PRIMITIVES}.hashes", f"{_PRIMITIVES}.serialization"),
         *(f"{_PRIMITIVES}.asymmetric{one}" for one in ("", ".types", ".utils")),
     ),
-    "artifacts/signatures/identities": (
+    "artifacts/signatures/certificates": (
         *("cryptography.exceptions", f"{_PRIMITIVES}.hashes", f"{_PRIMITIVES}.serialization"),
         *("cryptography.x509", "cryptography.x509.certificate_transparency", "cryptography.x509.oid"),
     ),
@@ -139,11 +139,11 @@ EXCEPTIONS = {
     **{
         ("artifacts/signatures/certificates", f"cryptography{what}"): VERIFYING for what in ("", ".exceptions", ".x509")
     },
-    ("artifacts/signatures/identities", "datetime"): "names UTC; reads no clock",
+    ("artifacts/signatures/certificates", "datetime"): "names UTC; reads no clock",
     ("artifacts/signatures/trust_root", "datetime"): "parses a time; reads no clock",
     ("artifacts/signatures/der", "datetime"): "parses a time; reads no clock",
-    ("artifacts/http/retrying", "email"): "parses a time; reads no clock",
-    ("artifacts/http/retrying", "email.utils"): "as above",
+    ("artifacts/http/retry", "email"): "parses a time; reads no clock",
+    ("artifacts/http/retry", "email.utils"): "as above",
     ("autoscaler/cron", "datetime"): "calculates with calendar days; reads no clock",
     ("autoscaler/cron", "zoneinfo"): "reads the time zones of the machine, which do not change",
     ("autoscaler/tenant", "datetime"): "parses a time; reads no clock",

@@ -23,7 +23,7 @@ from autoscaler.ordered import NodeReported
 from autoscaler.serve import ContractServer
 from pilotlight import agent_process, nodelook, nodeway
 from pilotlight.agent import reporter as agent_room
-from pilotlight.agent.kubelet.podcgroup import pod_uid
+from pilotlight.agent.kubelet.sockets import pod_uid
 from pilotlight.agent.reporter import Agent, WayError
 from pilotlight.agent_process import application
 from pilotlight.nodelook import NodeLook, NodeLooks, news, sees_node

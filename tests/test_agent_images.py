@@ -21,7 +21,7 @@ from artifacts.errors import PolicyError
 from artifacts.protobuf import ProtobufError, messages, text, written
 from autoscaler.nodewants import ImageWant, NodeWants
 from pilotlight.agent.kubelet import image_pull as images
-from pilotlight.agent.kubelet import nodewire
+from pilotlight.agent.kubelet import sockets
 from pilotlight.agent.kubelet.image_pull import (
     AGAIN_S,
     AGAIN_S_MAX,
@@ -67,7 +67,7 @@ class Runtime:
 
         class Handler:
             def service(_, call: Any) -> Any:  # noqa: N805  the runtime is self
-                known = {nodewire.PULL_IMAGE: self._pull, nodewire.LIST_IMAGES: self._list}
+                known = {sockets.PULL_IMAGE: self._pull, sockets.LIST_IMAGES: self._list}
                 return grpc.unary_unary_rpc_method_handler(known[call.method]) if call.method in known else None
 
         server = aio.server()
@@ -301,10 +301,10 @@ def test_empty_fields_are_left_out_and_what_is_written_is_read() -> None:
     long = "x" * 300
     assert written((1, ""), (2, b"")) == b""
     assert [*messages(written((1, long), (2, written((1, "y")))), 1)] == [long.encode()]
-    assert asked_for(nodewire.pull_image("a:1", None)) == ("a:1", None)
-    assert nodewire.pulled(b"") == ""
+    assert asked_for(sockets.pull_image("a:1", None)) == ("a:1", None)
+    assert sockets.pulled(b"") == ""
     with pytest.raises(ProtobufError):
-        nodewire.pulled(b"\x0a\x05abcd")
+        sockets.pulled(b"\x0a\x05abcd")
 
 
 @pytest.mark.standard

@@ -38,7 +38,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.setattr(ops_client, "TIMEOUT_S", 1.0)
-    monkeypatch.setattr("artifacts.http.retrying.TRIES_MAX", 1)
+    monkeypatch.setattr("artifacts.http.retry.TRIES_MAX", 1)
     command_cases.stop_daemons(monkeypatch)
     yield
     assert sys.stdout.writable()

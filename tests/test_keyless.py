@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.digest import Digest
-from artifacts.signatures import identities, transparency_log, trust_root
+from artifacts.signatures import certificates, transparency_log, trust_root
 from artifacts.signatures import policy as signatures
 from artifacts.signatures.bundles import Envelope, Message
-from artifacts.signatures.identities import Identity
+from artifacts.signatures.certificates import Identity
 from artifacts.signatures.payloads import BadClaimError
 from artifacts.signatures.policy import Policy
 from artifacts.signatures.trust_root import BadRootError
@@ -67,7 +67,7 @@ def test_the_public_sigstore_s_own_holds() -> None:
     root = trust_root.parse(json.dumps(PUBLIC["root"]).encode())
     entry = transparency_log.check(PUBLIC["entry"], root.logs)
     assert entry.unix_s is not None
-    leaf = identities.check(base64.b64decode(PUBLIC["certificate"]), entry.unix_s, root)
+    leaf = certificates.check(base64.b64decode(PUBLIC["certificate"]), entry.unix_s, root)
     assert entry.unix_s == 1692374735
     assert leaf.identity == Identity(
         "https://github.com/sigstore/sigstore-js/.github/workflows/release.yml@refs/heads/main",
@@ -78,7 +78,7 @@ def test_the_public_sigstore_s_own_holds() -> None:
     with pytest.raises(BadClaimError, match="a log that the trusted root does not name"):
         transparency_log.check(PUBLIC["entry"], ENFORCE.root.logs)
     with pytest.raises(BadClaimError, match="by no authority"):
-        identities.check(base64.b64decode(PUBLIC["certificate"]), entry.unix_s, ENFORCE.root)
+        certificates.check(base64.b64decode(PUBLIC["certificate"]), entry.unix_s, ENFORCE.root)
 
 
 @pytest.mark.parametrize("kind", ["dsse", "hashedrekord"])
@@ -115,7 +115,9 @@ def test_point_17_a_wrong_identity_is_refused_and_named() -> None:
         assert why(OURS.signed(who=who)) == f"it is by {who}, who is none of weights.signatures.identities"
     assert "names nobody" in why(OURS.signed(), ENFORCE._replace(identities=()))
     assert "names nobody" in why(OURS.signed(), ENFORCE._replace(root=None))
-    raw = x509.Extension(identities.ISSUER_RAW, False, x509.UnrecognizedExtension(identities.ISSUER_RAW, b"https://x"))
+    raw = x509.Extension(
+        certificates.ISSUER_RAW, False, x509.UnrecognizedExtension(certificates.ISSUER_RAW, b"https://x")
+    )
     assert why(OURS.signed(more=[raw])) == "its certificate does not say one issuer of the login"
 
 

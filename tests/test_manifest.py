@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from artifacts import digest as digests
 from artifacts.dialects import contents
-from artifacts.oci import manifest, platforms
+from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Platform
 from artifacts.oci.manifest import DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST, Index, Manifest
 from tests.kit.budget import examples
@@ -176,11 +176,11 @@ def test_point_07_a_large_config_is_not_fetched() -> None:
 def test_point_07_indexes_that_contain_themselves_end() -> None:
     inner = parsed({"schemaVersion": 2, "manifests": [descriptor(mediaType=OCI_INDEX)]})
     assert isinstance(inner, Index)
-    assert platforms.choose(inner, AMD64).digest == A
+    assert manifest.choose(inner, AMD64).digest == A
     with pytest.raises(BadManifestError, match="contains itself"):
-        platforms.choose(inner, AMD64, [digests.parse(A)])
+        manifest.choose(inner, AMD64, [digests.parse(A)])
     with pytest.raises(BadManifestError, match="deeper than 3"):
-        platforms.choose(inner, AMD64, [digests.parse(B)] * 3)
+        manifest.choose(inner, AMD64, [digests.parse(B)] * 3)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def entry(digest: str, platform: str = "", **changed: object) -> dict[str, objec
 def chosen(*entries: dict[str, object], platform: Platform = AMD64) -> str:
     index = parsed({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": list(entries)})
     assert isinstance(index, Index)
-    return platforms.choose(index, platform).digest
+    return manifest.choose(index, platform).digest
 
 
 def test_the_image_for_the_platform_is_chosen() -> None:

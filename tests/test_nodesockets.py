@@ -1,7 +1,7 @@
 """What kubelet and container runtime say by gRPC: real servers on sockets, and answers written down by hand.
 
 `message` writes protocol buffers by their specification, apart from what reads them; the messages are those of the API
-definitions (see `pilotlight.agent.kubelet.nodewire`), with fields that nobody here reads among them.
+definitions (see `pilotlight.agent.kubelet.sockets`), with fields that nobody here reads among them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from hypothesis import strategies as st
 
 from artifacts.protobuf import NUMBER_MAX, ProtobufError, fields, text, texts
 from autoscaler.contract import PodDevices
-from pilotlight.agent.kubelet import nodewire
 from pilotlight.agent.kubelet import sockets as nodesockets
-from pilotlight.agent.kubelet.nodewire import IMAGES_MAX, AssignedPod, assigned, images
-from pilotlight.agent.kubelet.sockets import MISSING, NodeSockets
+from pilotlight.agent.kubelet.sockets import IMAGES_MAX, MISSING, AssignedPod, NodeSockets, assigned, images
 from pilotlight.nodelook import NodeLook, NodeLooks, news
 from tests.kit.fakenvml import FakeNvml
 from tests.kit.ports import free_port
@@ -200,11 +198,11 @@ async def sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 
 async def test_kubelet_and_runtime_are_asked_by_their_own_methods(sockets: NodeSockets, tmp_path: Path) -> None:
-    kubelet = Daemon(tmp_path / "kubelet.sock", {nodewire.LIST_PODS: PODS})
-    runtime = Daemon(tmp_path / "cri.sock", {nodewire.LIST_IMAGES: IMAGES})
+    kubelet = Daemon(tmp_path / "kubelet.sock", {nodesockets.LIST_PODS: PODS})
+    runtime = Daemon(tmp_path / "cri.sock", {nodesockets.LIST_IMAGES: IMAGES})
     async with kubelet.running(), runtime.running():
         assert (await sockets.pods(), await sockets.images()) == (assigned(PODS), images(IMAGES))
-        kubelet.answers[nodewire.LIST_PODS] = b""
+        kubelet.answers[nodesockets.LIST_PODS] = b""
         assert await sockets.pods() == ()
         assert await sockets.images() == images(IMAGES)
     assert kubelet.asked == [("/v1.PodResourcesLister/List", b"")] * 2
@@ -216,14 +214,14 @@ async def test_a_socket_that_is_not_there_or_fails_is_said_once_and_the_last_ans
 ) -> None:
     caplog.set_level(logging.WARNING)
     assert [await sockets.pods() for _ in range(3)] == [None] * 3
-    kubelet = Daemon(tmp_path / "kubelet.sock", {nodewire.LIST_PODS: PODS})
+    kubelet = Daemon(tmp_path / "kubelet.sock", {nodesockets.LIST_PODS: PODS})
     async with kubelet.running():
         assert await sockets.pods() == assigned(PODS)
-        kubelet.answers[nodewire.LIST_PODS] = b"\xff"
+        kubelet.answers[nodesockets.LIST_PODS] = b"\xff"
         assert [await sockets.pods() for _ in range(2)] == [assigned(PODS)] * 2
-        del kubelet.answers[nodewire.LIST_PODS]
+        del kubelet.answers[nodesockets.LIST_PODS]
         assert [await sockets.pods() for _ in range(2)] == [assigned(PODS)] * 2
-        kubelet.answers[nodewire.LIST_PODS] = b""
+        kubelet.answers[nodesockets.LIST_PODS] = b""
         assert await sockets.pods() == ()
     said = [record.getMessage().partition("reason=")[2] for record in caplog.records]
     assert said[:2] == ["'there is no such socket'", "'a number does not end'"]
@@ -248,7 +246,7 @@ async def test_the_kubelets_table_goes_before_what_processes_tell(sockets: NodeS
     looks = NodeLooks(FakeNvml, tmp_path, lambda: False, sockets)
     before = await looks.look()
     assert (before.pods, before.images) == ((), ())
-    kubelet = Daemon(tmp_path / "kubelet.sock", {nodewire.LIST_PODS: PODS})
+    kubelet = Daemon(tmp_path / "kubelet.sock", {nodesockets.LIST_PODS: PODS})
     async with kubelet.running():
         now = await looks.look()
     assert now.pods[0] == PodDevices(namespace="engines", name="ada-1", devices=("GPU-a", "GPU-b"))
@@ -273,8 +271,8 @@ async def test_the_agents_process_tells_what_the_sockets_say(tmp_path: Path) -> 
     await runner.setup()
     await web.UnixSite(runner, str(tmp_path / "contract.sock")).start()
     health = free_port()
-    kubelet = Daemon(tmp_path / "kubelet.sock", {nodewire.LIST_PODS: PODS})
-    runtime = Daemon(tmp_path / "cri.sock", {nodewire.LIST_IMAGES: IMAGES})
+    kubelet = Daemon(tmp_path / "kubelet.sock", {nodesockets.LIST_PODS: PODS})
+    runtime = Daemon(tmp_path / "cri.sock", {nodesockets.LIST_IMAGES: IMAGES})
     words = ("agent", "--node", "n1", "--autoscaler", f"unix:{tmp_path / 'contract.sock'}", "--pod-resources",
              str(kubelet.path), "--runtime", str(runtime.path), "--health", f"127.0.0.1:{health}")  # fmt: skip
     async with kubelet.running(), runtime.running(), asyncio.timeout(60):

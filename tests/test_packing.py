@@ -20,7 +20,7 @@ from artifacts import digest, safe_paths
 from artifacts.archives import tar_writer
 from artifacts.dialects import contents
 from artifacts.fetch.unpack import Unpacking
-from artifacts.oci import manifest, platforms
+from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Platform
 from artifacts.oci.manifest import Index, Manifest
 from artifacts.pack import oci_layout
@@ -115,7 +115,7 @@ def test_the_same_blobs_are_an_image_for_each_platform(model: Path, tmp_path: Pa
     at = packed(model, tmp_path / "oci")
     index = manifest.parse(at.document(at.top()))
     assert isinstance(index, Index)
-    assert platforms.choose(index, AMD).artifact_type == "application/vnd.cncf.model.manifest.v1+json"
+    assert manifest.choose(index, AMD).artifact_type == "application/vnd.cncf.model.manifest.v1+json"
     whole = at.entry(AMD).manifest
     images = [one for one in index.entries if one.platform is not None]
     assert [str(one.platform) for one in images] == ["linux/amd64", "linux/arm64"]

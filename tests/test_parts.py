@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.digest import Digest
-from artifacts.download import pacing, progress_file, stalls
-from artifacts.download.pacing import Window
-from artifacts.download.stalls import Judge
+from artifacts.download import pacing, progress_file
+from artifacts.download.pacing import Judge, Window
 from artifacts.oci import spans as parts
 from artifacts.oci.spans import Ledger, Span, part_bytes
 
@@ -190,8 +189,8 @@ def judged(rates: list[dict[str, int]], anew: dict[str, int] | None = None) -> l
 
 def test_who_is_far_slower_than_the_others_has_stalled() -> None:
     seen = judged([{"a": 100, "b": 90, "c": 5}] * 7)
-    assert seen[int(stalls.WINDOW_S)] == ["c"]
-    assert not any(seen[: int(stalls.WINDOW_S)])
+    assert seen[int(pacing.WINDOW_S)] == ["c"]
+    assert not any(seen[: int(pacing.WINDOW_S)])
 
 
 def test_a_line_that_is_slow_for_all_makes_nobody_a_suspect() -> None:
@@ -206,5 +205,5 @@ def test_the_last_one_is_compared_with_what_was_before() -> None:
 
 def test_one_is_asked_for_anew_a_few_times_only() -> None:
     rates = [{"a": 100, "b": 90, "c": 0}] * 20
-    assert any(judged(rates, {"c": stalls.ANEW_MAX - 1}))
-    assert not any(judged(rates, {"c": stalls.ANEW_MAX}))
+    assert any(judged(rates, {"c": pacing.ANEW_MAX - 1}))
+    assert not any(judged(rates, {"c": pacing.ANEW_MAX}))

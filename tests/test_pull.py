@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 
 from artifacts.digest import Digest
-from artifacts.download import stalls
+from artifacts.download import pacing
 from artifacts.download.pull import Wanted, fetch
 from artifacts.errors import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
-from artifacts.http.retrying import TRIES_MAX
+from artifacts.http.retry import TRIES_MAX
 from artifacts.http.transport import Limits, Site
 from artifacts.oci import spans as parts
 from artifacts.registry.blobs import Blob
@@ -248,7 +248,7 @@ async def test_point_12_a_connection_that_stalls_is_left_for_another(
     tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others go on at their pace: by virtual time, one second at each look."""
-    monkeypatch.setattr(stalls, "WINDOW_S", 2.0)
+    monkeypatch.setattr(pacing, "WINDOW_S", 2.0)
     seconds = itertools.count()
 
     async def drips(request: web.Request) -> web.StreamResponse:

@@ -171,7 +171,7 @@ def registries() -> Iterator[tuple[FakeRegistry, FakeRegistry]]:
 
 @pytest.mark.parametrize("name", LIES)
 def test_each_lie_is_one_line_and_leaves_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("artifacts.http.retrying.TRIES_MAX", 2)
+    monkeypatch.setattr("artifacts.http.retry.TRIES_MAX", 2)
     lie, store = LIES[name], tmp_path / "in" / "a" / "store"
     with registries() as (fake, other):
         lie.told(fake, other)

@@ -151,7 +151,7 @@ def test_what_is_pinned_is_named_and_stays(host: str, store: str) -> None:
 def test_wrong_usage_is_one_line(
     words: tuple[str, ...], code: int, said: str, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("artifacts.http.retrying.TRIES_MAX", 1)
+    monkeypatch.setattr("artifacts.http.retry.TRIES_MAX", 1)
     result = run(*words, *(("--store", store) if words[0] == "pull" else ()))
     assert (result.exit_code, result.stderr.count("\n")) == (code, 1)
     assert said in result.stderr

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from artifacts.digest import Digest
 from artifacts.errors import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
-from artifacts.http.retrying import TRIES_MAX
+from artifacts.http.retry import TRIES_MAX
 from artifacts.http.transport import Limits, Site
 from artifacts.registry import blobs, manifests
 from artifacts.registry.blobs import Blob

@@ -16,7 +16,7 @@ from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
 from artifacts.digest import Digest
 from artifacts.errors import AbsentError, DeniedError, MismatchError, PolicyError
-from artifacts.http.retrying import FIRST_S, LONGEST_S, TRIES_MAX, WAIT_S_MAX, wait_s
+from artifacts.http.retry import FIRST_S, LONGEST_S, TRIES_MAX, WAIT_S_MAX, wait_s
 from artifacts.http.transport import Site
 from artifacts.registry import blobs, manifests, push
 from artifacts.registry.blobs import Blob

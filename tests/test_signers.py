@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from artifacts.signatures import trust_root
-from artifacts.signatures.identities import Identity
+from artifacts.signatures.certificates import Identity
 from artifacts.signatures.policy import Policy
 from autoscaler.documents import DocumentError, load
 from autoscaler.podspec import API_VERSION

@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from artifacts.digest import Digest
 from artifacts.signatures import policy as signatures
 from artifacts.signatures import trust_root
-from artifacts.signatures.identities import Identity
+from artifacts.signatures.certificates import Identity
 from artifacts.signatures.policy import Policy
 from artifacts.signatures.timestamps import TIMESTAMPS_MAX
 from tests.kit.keyless import AT_S, SINCE, WHO, private

@@ -16,8 +16,7 @@ import uvloop
 from artifacts.download import tls_receive
 from artifacts.download.splice import interrupt
 from artifacts.download.tls_receive import Ends, Put, move
-from artifacts.http.sealed import Sealed, judging
-from artifacts.http.transport import Limits
+from artifacts.http.transport import Limits, Sealed, judging
 from artifacts.registry.blobs import Moved
 from tests.kit.certificates import OURS, leaf, write_authority
 from tests.kit.pulled import go, place

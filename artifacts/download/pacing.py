@@ -1,10 +1,19 @@
-"""How many requests run side by side: as many as make it faster, fewer at once when the registry has trouble. Pure.
+"""How many requests of a download run at the same time, and which of them have stalled.
 
-Owns the number. It grows while that pays (by half at first, then by one), goes back where it did not and is left there
-for a while, and is halved where tries fail. Time and bytes are arguments.
+The number grows while the rate grows with it (by half at first, then by one), returns to the previous one if it does
+not, and is halved when requests fail. Times are in seconds and amounts in bytes; both are arguments.
+
+A request has stalled if its rate is far below the median of the others for some seconds. The last requests, which have
+no others, are compared with the median that was seen before. A request is repeated only a few times for this reason;
+after that the limits of the client apply.
 """
 
 from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple, TypeVar
 
 START, LEAST, MOST = 3, 1, 16
 EVERY_S = 1.0
@@ -61,3 +70,48 @@ class Window:
         self._rate = rate
         self._grew = min(max(1, self.size // 2) if self._begins else 1, MOST - self.size)
         self.size += self._grew
+
+
+WINDOW_S = 5.0
+"""So long it must have been slow."""
+SHARE = 0.1
+"""Of the middle rate."""
+OTHERS_MIN = 2
+"""So many make a middle."""
+SEEN_MAX = 64
+"""Rates that are kept for the last ones."""
+ANEW_MAX = 3
+"""For one span."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Mark(NamedTuple):
+    """How far one was at some time."""
+
+    at_s: float
+    came: int
+
+
+class Judge:
+    """Of one fetch: keeps a mark of each that runs."""
+
+    def __init__(self) -> None:
+        self._marks: dict[object, Mark] = {}
+        self._seen: deque[float] = deque(maxlen=SEEN_MAX)
+
+    def stalled(self, now_s: float, came: Mapping[Key, int], anew: Mapping[Key, int]) -> list[Key]:
+        """Those to ask for anew. `came`: bytes so far of each that runs; `anew`: how often that was done already."""
+        self._marks = {key: self._marks.get(key, Mark(now_s, came[key])) for key in came}
+        ripe = {key: mark for key, mark in self._marks.items() if now_s - mark.at_s >= WINDOW_S}
+        rates = {key: (came[key] - ripe[key].came) / (now_s - ripe[key].at_s) for key in came if key in ripe}
+        for key in rates:
+            self._marks[key] = Mark(now_s, came[key])
+        found = []
+        for key, rate in rates.items():
+            others = [each for other, each in rates.items() if other != key]
+            like = others if len(others) >= OTHERS_MIN else list(self._seen)
+            if len(like) >= OTHERS_MIN and anew.get(key, 0) < ANEW_MAX and rate < SHARE * statistics.median(like):
+                found.append(key)
+        self._seen.extend(rate for key, rate in rates.items() if key not in found)
+        return found

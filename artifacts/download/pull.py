@@ -1,6 +1,6 @@
 """Blobs of a registry into a folder: in parallel, summed, gone on with after a crash, and whole or not there. I/O.
 
-Owns the order in which spans are asked for, how many run (`concurrency`), which are asked for anew (`stalls`), and what
+Owns the order in which spans are asked for, how many run and which are repeated (`pacing`), and what
 happens to a blob that is complete. Every request goes through the source, so through the one transport; the bodies then
 go into the file in threads, plain ones without passing through this process (`splicing`, `unsealing`). Promises: a file
 at its final path has the bytes of its digest; what came before an error is gone on with; of a blob whose sum does not
@@ -24,10 +24,9 @@ from artifacts.disk import disk
 from artifacts.disk.disk import Disk, DiskError
 from artifacts.disk.threads import over
 from artifacts.download import pacing, splice, tls_receive
-from artifacts.download.pacing import Window
+from artifacts.download.pacing import Judge, Window
 from artifacts.download.partial_file import Partial
 from artifacts.download.splice import Goal
-from artifacts.download.stalls import Judge
 from artifacts.download.tls_receive import Ends
 from artifacts.errors import BrokenError, MismatchError, RegistryError
 from artifacts.http.transport import Taken

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from artifacts.download.splice import Patience
-from artifacts.http.sealed import Sealed
-from artifacts.http.transport import Limits
+from artifacts.http.transport import Limits, Sealed
 from artifacts.registry.blobs import Moved
 
 SEALED_BYTES = 256 << 10

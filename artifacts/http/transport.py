@@ -1,10 +1,14 @@
-"""The one way to a registry and to where it sends us: requests over aiohttp, by the rules of `origin`. I/O.
+"""The only way to a registry and to the hosts that it redirects to: requests by aiohttp, by the rules of `origin`.
 
-Owns one session for one registry. Promises: what proves who we are (Authorization, the registry's own headers, the
-client certificate) goes to the registry's origin and to nobody else, and not any more once a redirect has left it;
-there are no cookies; names that lead to link-local addresses are not connected to, and foreign names that lead into a
-private network only where the registry lies in one itself or a person allowed the host; every wait has an end. A second
-way around it must not be written: that is how others' fixes were bypassed.
+One session serves one registry. Credentials (`Authorization`, the registry's own headers, the client certificate) are
+sent to the registry's origin only, and no more after a redirect has left it. There are no cookies. Names that resolve
+to link-local addresses are not connected to; foreign names that resolve to private addresses only if the registry has
+one itself or if a person allowed the host. Every wait has a limit. Do not add a second way: other products' fixes were
+bypassed by one.
+
+`Sealing` is a TLS context that keeps, for each connection, the buffers of its encrypted bytes, so that a thread can
+take the connection over. asyncio and uvloop do not expose these buffers; they start each connection by the public
+method `ssl.SSLContext.wrap_bio`, which is where they are seen.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ import os
 import re
 import socket
 import ssl
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -30,8 +35,50 @@ from yarl import URL
 from artifacts.errors import BrokenError, PolicyError
 from artifacts.http.origin import Origin, address, checked, loopback, origin, redirected
 from artifacts.http.resolver import Resolver
-from artifacts.http.retrying import STATUSES
-from artifacts.http.sealed import Sealed, judging
+from artifacts.http.retry import STATUSES
+
+
+class Sealed(ssl.SSLObject):
+    """Our end of one connection."""
+
+    incoming: ssl.MemoryBIO
+    """What came of it and is not unsealed yet."""
+    outgoing: ssl.MemoryBIO
+
+    def into(self, room: memoryview) -> int:
+        """How much was unsealed, of one record (16 KiB) at most; 0: it ended. Raises SSLError."""
+        return cast("int", self.read(len(room), room))  # typeshed knows no `room`
+
+
+class Sealing(ssl.SSLContext):
+    """Its connections are `Sealed`."""
+
+    sslobject_class = Sealed
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> Sealed:
+        """As in `ssl`."""
+        made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        if not isinstance(made, Sealed):
+            raise TypeError(made)
+        made.incoming, made.outgoing = incoming, outgoing
+        return made
+
+
+def judging() -> Sealing:
+    """As `ssl.create_default_context` has it: certificates and names are judged, by the system's authorities."""
+    context = Sealing(ssl.PROTOCOL_TLS_CLIENT)
+    if sys.version_info >= (3, 13):
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VERIFY_X509_STRICT
+    context.load_default_certs()  # reads all of them: that takes as long as a small blob
+    return context
+
 
 Body = bytes | Callable[[], AsyncIterator[bytes]]
 """What is sent: a callable gives it anew for each try."""

@@ -1,19 +1,21 @@
-"""Manifests and indexes as a registry sends them: bytes -> what they say, or one line why they are not taken. Pure.
+"""Reads manifests and indexes (OCI image specification 1.1, Docker schema 2), and chooses a manifest of an index.
 
-Owns what a document of a registry must be before it means anything: at most 4 MiB, the bytes that its digest says, and
-either a manifest or an index and never both, whatever its Content-Type says (CVE-2021-41190). What its layers mean is
-`artifacts.dialects.contents`'.
+A document has at most 4 MiB, has the digest that was asked for, and is either a manifest or an index, never both,
+whatever its Content-Type says (CVE-2021-41190). The meaning of the layers is decided in `artifacts.dialects.contents`.
+
+An index may list a model artifact and an image over the same blobs, images for several platforms, and attestations. The
+model artifact is preferred, then the image for this platform; attestations are ignored. Nesting is limited.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from artifacts import digest as digests
 from artifacts.digest import Digest
 from artifacts.oci import descriptor, strict_json
-from artifacts.oci.descriptor import BadManifestError, Descriptor
+from artifacts.oci.descriptor import BadManifestError, Descriptor, Platform
 
 MANIFEST_BYTES_MAX = 4 << 20
 CONFIG_BYTES_MAX = 4 << 20
@@ -44,7 +46,7 @@ class Manifest(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Several of them, of which one is to be chosen (`artifacts.oci.platforms`)."""
+    """Several of them, of which one is to be chosen (`artifacts.oci.manifest`)."""
 
     media_type: str
     artifact_type: str
@@ -109,3 +111,43 @@ def _list(keys: Mapping[str, object], name: str, most: int) -> tuple[Descriptor,
     if len(found) > most:
         raise BadManifestError(f"{name} has more than {most} entries")
     return tuple(descriptor.read(one, f"{name}[{position}]") for position, one in enumerate(found))
+
+
+INDEX_DEPTH_MAX = 3
+MODEL_TYPES = frozenset({"application/vnd.cncf.model.manifest.v1+json", "application/vnd.cnai.model.manifest.v1+json"})
+MODEL_ANNOTATIONS = ("org.cncf.model.model", "org.cnai.model.model")
+"""ramalama's, at the entry that is the model."""
+_ATTESTATION = ("vnd.docker.reference.type", "attestation-manifest")
+
+
+def choose(index: Index, platform: Platform, way: Sequence[Digest] = (), *, images: bool = False) -> Descriptor:
+    """The entry to go on with. `way`: the digests of the indexes that led here. `images`: an image is liked better, as
+    a container runtime takes it. Raises BadManifestError.
+    """
+    if len(way) >= INDEX_DEPTH_MAX:
+        raise BadManifestError(f"indexes lie in indexes deeper than {INDEX_DEPTH_MAX}")
+    entries = [one for one in index.entries if one.annotations.get(_ATTESTATION[0]) != _ATTESTATION[1]]
+    models = [one for one in entries if _is_model(one)]
+    if images and len(models) < len(entries):
+        entries, models = [one for one in entries if one not in models], []
+    fitting = [one for one in models or entries if _fits(one.platform, platform)]
+    exact = [one for one in fitting if one.platform is not None and one.platform.variant == platform.variant]
+    found = next(iter(exact or fitting), None)
+    if found is None and len(models) == 1:
+        found = models[0]  # weights are for every platform, whatever their image says
+    if found is None:
+        there = sorted({str(one.platform) for one in entries if one.platform is not None})[:8]
+        raise BadManifestError(f"the index has nothing for {platform}; it has {', '.join(there) or 'no entries'}"[:400])
+    if found.media_type in INDEXES and found.digest in way:
+        raise BadManifestError(f"the index contains itself: {found.digest}")
+    return found
+
+
+def _is_model(entry: Descriptor) -> bool:
+    marked = any(entry.annotations.get(name) == "true" for name in MODEL_ANNOTATIONS)
+    return marked or entry.artifact_type in MODEL_TYPES
+
+
+def _fits(of: Platform | None, wanted: Platform) -> bool:
+    """One that names none is for all."""
+    return of is None or not of.os or (of.os, of.architecture) == (wanted.os, wanted.architecture)

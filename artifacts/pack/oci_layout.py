@@ -19,10 +19,9 @@ from artifacts.archives.tar_writer import frame
 from artifacts.dialects.contents import RefusedError
 from artifacts.digest import Digest
 from artifacts.formats import magic
-from artifacts.oci import manifest, platforms
+from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Descriptor, Platform
-from artifacts.oci.manifest import CONFIG_BYTES_MAX, MANIFEST_BYTES_MAX, Index, Manifest
-from artifacts.oci.platforms import INDEX_DEPTH_MAX
+from artifacts.oci.manifest import CONFIG_BYTES_MAX, INDEX_DEPTH_MAX, MANIFEST_BYTES_MAX, Index, Manifest
 from artifacts.pack.pack import Blob, Document, Form, PackError, Piece, Plan, documents, layout_index
 
 PIECE_BYTES = 1 << 20
@@ -176,7 +175,7 @@ class Layout:
         index, way = self.index, list[Digest]()
         top: Digest | None = None
         while True:
-            found = platforms.choose(index, platform, way)
+            found = manifest.choose(index, platform, way)
             top = top or found.digest
             read = manifest.parse(self.document(found), content_type=found.media_type, digest=found.digest)
             if isinstance(read, Manifest):

@@ -28,7 +28,7 @@ from artifacts.errors import (
     RegistryError,
     UnreachableError,
 )
-from artifacts.http import retrying
+from artifacts.http import retry
 from artifacts.http.retry import Once, Pace
 from artifacts.http.transport import Limits, Site, Taken
 from artifacts.oci import spans
@@ -221,7 +221,7 @@ class _Peers:
         if isinstance(error, AbsentError):
             self._board.lacks(peer.name, blob.digest, now_s)
         elif last is not None and status == BUSY:
-            self._board.busy(peer.name, retrying.retry_after_s(last.retry_after, self._pace.unix_s()), now_s)
+            self._board.busy(peer.name, retry.retry_after_s(last.retry_after, self._pace.unix_s()), now_s)
         elif status == COMING:
             if blob.size > spans.WHOLE_BYTES_MAX:
                 return True  # the next part of it may be there

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from artifacts.dialects import contents
 from artifacts.dialects.contents import Contents
 from artifacts.digest import Digest
-from artifacts.oci import manifest, platforms
+from artifacts.oci import manifest
 from artifacts.oci.descriptor import Platform
 from artifacts.oci.manifest import Manifest
 from artifacts.reference import Reference
@@ -65,7 +65,7 @@ async def resolve(
             config = await _config(source, of.repository, found)
             read = contents.read(found, config, allow_unsafe=allow_unsafe)
             return Resolved(digest, answer.digest, found, read, (*documents, config))
-        entry = platforms.choose(found, platform, way, images=images)
+        entry = manifest.choose(found, platform, way, images=images)
         way.append(answer.digest)
         answer = await source.manifest(of.repository, entry.digest, entry.size)
 

@@ -1,15 +1,32 @@
-"""Chains of certificates: each given by the next, and when all of them held. Pure.
+"""Checks chains of X.509 certificates, and the certificates of keyless signatures.
 
-Owns no trust: who stands at the end is believed by whoever asks.
+`valid` checks that each certificate of a chain was issued by the next one and when all were valid. The caller decides
+whether it trusts the last one.
+
+`check` follows Fulcio's specification (github.com/sigstore/fulcio, docs/certificate-specification and docs/oid-info)
+and makes each check that cosign makes, without a request: the chain at the time of signing, the key usage, the signed
+certificate timestamp (RFC 6962, 3.2), and the subject and issuer, which must be exactly those that a person named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC
 from itertools import pairwise
+from typing import NamedTuple
 
-from cryptography.exceptions import InvalidSignature
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import BasicConstraints, Certificate
+from cryptography.x509.certificate_transparency import LogEntryType, SignedCertificateTimestamp
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
+
+from artifacts.signatures import public_keys
+from artifacts.signatures.payloads import BadClaimError
+from artifacts.signatures.public_keys import BadKeyError, Key
+from artifacts.signatures.trust_root import Authority, Log, Root
 
 
 def follows(path: Sequence[Certificate]) -> bool:
@@ -28,3 +45,133 @@ def _is_by(child: Certificate, parent: Certificate) -> bool:
     except (InvalidSignature, ValueError, TypeError):
         return False
     return parent.extensions.get_extension_for_class(BasicConstraints).value.ca
+
+
+ISSUER_RAW = x509.ObjectIdentifier("1.3.6.1.4.1.57264.1.1")
+ISSUER = x509.ObjectIdentifier("1.3.6.1.4.1.57264.1.8")
+_CRITICAL = frozenset(
+    {
+        *(ExtensionOID.KEY_USAGE, ExtensionOID.EXTENDED_KEY_USAGE, ExtensionOID.BASIC_CONSTRAINTS),
+        ExtensionOID.SUBJECT_ALTERNATIVE_NAME,
+    }
+)
+_UNREADABLE = (x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType)
+_UTF8, _SHORT_MAX = 0x0C, 0x7F
+
+
+class Identity(NamedTuple):
+    """Who signs, as an issuer of logins knows them."""
+
+    subject: str
+    """The address of a mail account, or the URL of a workflow."""
+    issuer: str
+    """The URL of who says so."""
+
+    def __str__(self) -> str:
+        return f"{self.subject} (by {self.issuer})"
+
+
+class Leaf(NamedTuple):
+    """A certificate that holds."""
+
+    certificate: x509.Certificate
+    key: Key
+    identity: Identity
+
+
+def check(der: bytes, unix_s: float, root: Root) -> Leaf:
+    """One that was used at that time. Raises BadClaimError."""
+    try:
+        leaf = x509.load_der_x509_certificate(der)
+        _check_use(leaf)
+        issuer = _issuer(leaf, unix_s, root.authorities)
+        _check_logged(leaf, issuer, root.certificate_logs)
+        return Leaf(leaf, public_keys.of(leaf.public_key()), _identity(leaf))
+    except BadKeyError as error:
+        raise BadClaimError(f"its certificate: {error}") from None
+    except x509.ExtensionNotFound:
+        raise BadClaimError("its certificate lacks what says its use, its subject or its log") from None
+    except BadClaimError:
+        raise
+    except (ValueError, TypeError, UnsupportedAlgorithm, *_UNREADABLE):
+        raise BadClaimError("its certificate cannot be read") from None
+
+
+def is_same(leaf: Leaf, named: bytes) -> bool:
+    """It is the certificate that a log entry names: PEM (Rekor v1) or DER."""
+    try:
+        read = x509.load_pem_x509_certificate if named.startswith(b"-") else x509.load_der_x509_certificate
+        other = read(named)
+    except ValueError:
+        return False
+    return other.public_bytes(Encoding.DER) == leaf.certificate.public_bytes(Encoding.DER)
+
+
+def _check_use(leaf: x509.Certificate) -> None:
+    if any(one.critical and one.oid not in _CRITICAL for one in leaf.extensions):
+        raise BadClaimError("its certificate has something critical that is not known here")
+    usage = leaf.extensions.get_extension_for_class(x509.KeyUsage).value
+    uses = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    if not usage.digital_signature or usage.key_cert_sign or ExtendedKeyUsageOID.CODE_SIGNING not in uses:
+        raise BadClaimError("its certificate is not for signing code")
+
+
+def _issuer(leaf: x509.Certificate, unix_s: float, authorities: Sequence[Authority]) -> x509.Certificate:
+    """Who gave it, by a chain that was valid then."""
+    for one in authorities:
+        if not one.since_s <= unix_s <= one.until_s:
+            continue
+        path = (leaf, *one.chain)
+        if follows(path):
+            if valid(path, unix_s):
+                return one.chain[0]
+            raise BadClaimError("its certificate, or who gave it, was not valid when it signed")
+    raise BadClaimError("its certificate is by no authority that the trusted root names for that time")
+
+
+def _check_logged(leaf: x509.Certificate, issuer: x509.Certificate, logs: Sequence[Log]) -> None:
+    found = leaf.extensions.get_extension_for_class(x509.PrecertificateSignedCertificateTimestamps).value
+    public = public_keys.sum_of(issuer.public_key())
+    if not any(_is_logged(leaf, public, timestamp, log) for timestamp in found for log in logs):
+        raise BadClaimError("its certificate has no timestamp of a certificate log that the trusted root names")
+
+
+def _is_logged(leaf: x509.Certificate, issuer: bytes, timestamp: SignedCertificateTimestamp, log: Log) -> bool:
+    when = timestamp.timestamp.replace(tzinfo=UTC)
+    if timestamp.log_id != log.id or not log.at(when.timestamp()):
+        return False
+    if timestamp.entry_type is not LogEntryType.PRE_CERTIFICATE:
+        return False
+    if not isinstance(timestamp.signature_hash_algorithm, SHA256):
+        return False
+    text, more = leaf.tbs_precertificate_bytes, timestamp.extension_bytes
+    unix_ms = int(when.replace(microsecond=0).timestamp()) * 1000 + when.microsecond // 1000
+    said = b"".join(
+        [
+            *(b"\x00\x00", unix_ms.to_bytes(8, "big"), b"\x00\x01", issuer),
+            *(len(text).to_bytes(3, "big"), text, len(more).to_bytes(2, "big"), more),
+        ]
+    )
+    return log.key.signed(timestamp.signature, said)
+
+
+def _identity(leaf: x509.Certificate) -> Identity:
+    names = list(leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    if len(names) != 1 or not isinstance(names[0], x509.RFC822Name | x509.UniformResourceIdentifier):
+        raise BadClaimError("its certificate has not one subject that is a mail address or a URL")
+    issuers = {_text(one) for one in leaf.extensions if one.oid in {ISSUER, ISSUER_RAW}}
+    if len(issuers) != 1:
+        raise BadClaimError("its certificate does not say one issuer of the login")
+    return Identity(names[0].value, issuers.pop())
+
+
+def _text(extension: x509.Extension[x509.ExtensionType]) -> str:
+    value = extension.value
+    if not isinstance(value, x509.UnrecognizedExtension):
+        raise BadClaimError("its certificate cannot be read")
+    raw = value.value
+    if extension.oid == ISSUER:
+        if len(raw) < 2 or raw[0] != _UTF8 or raw[1] > _SHORT_MAX or raw[1] != len(raw) - 2:
+            raise BadClaimError("its certificate's issuer of the login is no short text")
+        raw = raw[2:]
+    return raw.decode()

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 
 from artifacts import digest as digests
 from artifacts.digest import Digest
-from artifacts.signatures import bundles, identities, payloads, timestamps, transparency_log
+from artifacts.signatures import bundles, certificates, payloads, timestamps, transparency_log
 from artifacts.signatures.bundles import Bundle, Envelope, Message
-from artifacts.signatures.identities import Identity
+from artifacts.signatures.certificates import Identity
 from artifacts.signatures.payloads import BadClaimError
 from artifacts.signatures.public_keys import SIGNATURE_BYTES_MAX, Key
 from artifacts.signatures.trust_root import Root
@@ -135,8 +135,8 @@ def _keyless(digest: Digest, bundle: Bundle, certificate: bytes, policy: Policy)
     times = times or timestamps.check(bundle.material, content.signature, policy.root.stampers)
     if not all(map(entry.log.at, times)):
         raise BadClaimError("its log entry is of a time at which its log was not in use")
-    *_, leaf = [identities.check(certificate, unix_s, policy.root) for unix_s in times]
-    if not identities.is_same(leaf, transparency_log.check_body(entry.body, content)):
+    *_, leaf = [certificates.check(certificate, unix_s, policy.root) for unix_s in times]
+    if not certificates.is_same(leaf, transparency_log.check_body(entry.body, content)):
         raise BadClaimError("its log entry is of another certificate")
     _by(digest, content, (leaf.key,))
     if leaf.identity not in policy.identities:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.digest import Digest
-from artifacts.signatures import identities, payloads, policy, public_keys, timestamps, transparency_log, trust_root
-from artifacts.signatures.identities import Identity
+from artifacts.signatures import certificates, payloads, policy, public_keys, timestamps, transparency_log, trust_root
+from artifacts.signatures.certificates import Identity
 from artifacts.signatures.payloads import BadClaimError
 from artifacts.signatures.policy import Bundled, Cosign, Policy
 from artifacts.signatures.public_keys import BadKeyError
@@ -61,7 +61,7 @@ def signed(data: bytes) -> None:
             assert _is_made(found), "nobody signed this"
     _read(lambda: public_keys.parse(data), BadKeyError)
     _read(lambda: trust_root.parse(data), BadRootError)
-    _read(lambda: identities.check(data, PUBLIC_S, ROOT), BadClaimError)
+    _read(lambda: certificates.check(data, PUBLIC_S, ROOT), BadClaimError)
     _read(lambda: transparency_log.check(payloads.read(data, len(data), "it"), ROOT.logs), BadClaimError)
     stamp = {"rfc3161Timestamps": [{"signedTimestamp": base64.b64encode(data).decode()}]}
     _read(lambda: timestamps.check({"timestampVerificationData": stamp}, b"", SECOND_ROOT.stampers), BadClaimError)

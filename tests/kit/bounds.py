@@ -89,9 +89,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.registry.client.ERROR_BYTES_MAX",
     ),
     "a registry: tries in a row; waits of one request, Retry-After included; redirects": (
-        "artifacts.http.retrying.TRIES_MAX",
-        "artifacts.http.retrying.WAIT_S_MAX",
-        "artifacts.http.retrying.RETRY_AFTER_S_MAX",
+        "artifacts.http.retry.TRIES_MAX",
+        "artifacts.http.retry.WAIT_S_MAX",
+        "artifacts.http.retry.RETRY_AFTER_S_MAX",
         "artifacts.http.origin.REDIRECTS_MAX",
     ),
     "a registry: tags, referrers, pages of either": (
@@ -102,7 +102,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "a fetch of weights: requests side by side; parts of a blob; a span asked for anew because it stalled": (
         "artifacts.download.pacing.MOST",
         "artifacts.oci.spans.PARTS_MAX",
-        "artifacts.download.stalls.ANEW_MAX",
+        "artifacts.download.pacing.ANEW_MAX",
     ),
     "a credential program": (
         "artifacts.credentials.credential_helpers.PROGRAM_S_MAX",
@@ -124,7 +124,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.oci.manifest.CONFIG_BYTES_MAX",
         "artifacts.oci.manifest.LAYERS_MAX",
         "artifacts.oci.manifest.ENTRIES_MAX",
-        "artifacts.oci.platforms.INDEX_DEPTH_MAX",
+        "artifacts.oci.manifest.INDEX_DEPTH_MAX",
     ),
     "one layer of an artifact; all together": (
         "artifacts.oci.descriptor.BLOB_BYTES_MAX",

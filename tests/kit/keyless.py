@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from artifacts.signatures.bundles import BUNDLE
-from artifacts.signatures.identities import ISSUER, Identity
+from artifacts.signatures.certificates import ISSUER, Identity
 from tests.kit.signed import b64, envelope, message, sign
 
 SINCE = datetime(2026, 1, 1, tzinfo=UTC)

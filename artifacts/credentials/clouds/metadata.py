@@ -13,8 +13,7 @@ from yarl import URL
 
 from artifacts.credentials.clouds.cloud import ANSWER_BYTES_MAX, Reply
 from artifacts.errors import BrokenError
-from artifacts.http.retry import Pace, Tries
-from artifacts.http.retrying import STATUSES
+from artifacts.http.retry import STATUSES, Pace, Tries
 
 CONNECT_S, WHOLE_S = 2.0, 10.0
 """It lies beside us: who does not take a connection at once is not there."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pilotlight.agent.gpu import hotplug
 from pilotlight.agent.gpu.hotplug import APPS, MODULES, QUERY, Holder, Seen, Step, bus_of
-from pilotlight.agent.kubelet.podcgroup import pod_uid
+from pilotlight.agent.kubelet.sockets import pod_uid
 
 COMMAND_S = 60.0
 """A GPU that is newly found has its memory scrubbed first, which takes seconds."""

@@ -18,7 +18,7 @@ from artifacts import reference
 from artifacts.credentials import docker_config
 from artifacts.credentials.docker_config import Config, Login
 from artifacts.protobuf import ProtobufError
-from pilotlight.agent.kubelet import nodewire
+from pilotlight.agent.kubelet import sockets
 from pilotlight.agent.kubelet.sockets import Daemon, SocketError
 
 PULLS_MAX: Final = 2
@@ -49,7 +49,7 @@ class PullError(Exception):
 async def pull(daemon: Daemon, image: str, login: Login | None, within_s: float = PULL_S_MAX) -> str:
     """Has the runtime pull; what it calls the image. Raises PullError."""
     try:
-        return nodewire.pulled(await daemon.ask(nodewire.PULL_IMAGE, nodewire.pull_image(image, login), within_s))
+        return sockets.pulled(await daemon.ask(sockets.PULL_IMAGE, sockets.pull_image(image, login), within_s))
     except (SocketError, ProtobufError) as error:
         raise PullError(" ".join(str(error).split())[:500]) from None
 

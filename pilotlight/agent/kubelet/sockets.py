@@ -1,8 +1,11 @@
-"""The sockets of a node's own daemons, by gRPC: the kubelet's (PodResources) and the container runtime's (CRI). I/O.
+"""Asks the daemons of a node by gRPC: the kubelet (PodResources v1) and the container runtime (CRI v1).
 
-Owns the asking: how often, how long, and that it is optional. Without `grpcio`, without a socket, or with one that does
-not answer, the agent says so once, until it does again, and goes on; what was said last is told on. Messages are read
-by `nodewire`.
+Both are optional. Without `grpcio`, without a socket, or while a daemon does not answer, the agent logs this once and
+continues with the last answer. Messages are encoded and decoded here, with the few fields that are needed, by number:
+https://github.com/kubernetes/kubernetes/blob/v1.34.0/staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto
+https://github.com/kubernetes/kubernetes/blob/v1.34.0/staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto
+
+The pod of a process follows from its control group, whose name has the pod's UID (systemd and cgroupfs drivers).
 """
 
 from __future__ import annotations
@@ -10,13 +13,77 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from artifacts.protobuf import ProtobufError
-from pilotlight.agent.kubelet import nodewire
-from pilotlight.agent.kubelet.nodewire import AssignedPod
+from artifacts.credentials.docker_config import Login
+from artifacts.protobuf import ProtobufError, messages, text, texts, written
+
+LIST_PODS = "/v1.PodResourcesLister/List"
+LIST_IMAGES = "/runtime.v1.ImageService/ListImages"
+PULL_IMAGE = "/runtime.v1.ImageService/PullImage"
+VENDOR = "nvidia.com/"
+"""Of the resources whose devices are told."""
+SHARED = "::"
+"""What comes after a device's id where a device plug-in offers it several times."""
+IMAGES_MAX = 2000
+"""Names of images that are told: 200 images with all their names fit, and so does the report."""
+
+
+class AssignedPod(NamedTuple):
+    """A pod that has devices."""
+
+    namespace: str
+    name: str
+    devices: tuple[str, ...]
+    """Ids as the driver has them, in order."""
+
+
+def assigned(answer: bytes) -> tuple[AssignedPod, ...]:
+    """Pods with devices of VENDOR, in order. Raises ProtobufError.
+
+    ListPodResourcesResponse {1: PodResources {1: name, 2: namespace, 3: ContainerResources {2: ContainerDevices
+    {1: resource_name, 2: device_ids}}}}.
+    """
+    found: list[AssignedPod] = []
+    for pod in messages(answer, 1):
+        devices = {
+            id.partition(SHARED)[0]
+            for container in messages(pod, 3)
+            for one in messages(container, 2)
+            if text(one, 1).startswith(VENDOR)
+            for id in texts(one, 2)
+        }
+        if devices:
+            found.append(AssignedPod(text(pod, 2), text(pod, 1), tuple(sorted(devices))))
+    return tuple(sorted(found))
+
+
+def images(answer: bytes) -> tuple[str, ...]:
+    """All names of the images that are there, in order, IMAGES_MAX at most. Raises ProtobufError.
+
+    ListImagesResponse {1: Image {2: repo_tags, 3: repo_digests}}.
+    """
+    names = {name for image in messages(answer, 1) for number in (2, 3) for name in texts(image, number)}
+    return tuple(sorted(names)[:IMAGES_MAX])
+
+
+def pull_image(image: str, login: Login | None) -> bytes:
+    """PullImageRequest {1: ImageSpec {1: image}, 2: AuthConfig {1: username, 2: password, 5: identity_token,
+    6: registry_token}}.
+    """
+    if login is None:
+        return written((1, written((1, image))))
+    tokens = (5, login.identity_token), (6, login.registry_token)
+    return written((1, written((1, image))), (2, written((1, login.user), (2, login.password), *tokens)))
+
+
+def pulled(answer: bytes) -> str:
+    """What the runtime calls the image that it pulled. Raises ProtobufError. PullImageResponse {1: image_ref}."""
+    return text(answer, 1)
+
 
 T = TypeVar("T")
 
@@ -111,10 +178,8 @@ class NodeSockets:
     """Those that there are to ask; None: that one is not asked."""
 
     def __init__(self, pod_resources: Path | None = None, runtime: Path | None = None) -> None:
-        self._pods = None if pod_resources is None else Asked(pod_resources, nodewire.LIST_PODS, nodewire.assigned)
-        self._images = (
-            None if runtime is None else Asked(runtime, nodewire.LIST_IMAGES, nodewire.images, IMAGES_EVERY_S)
-        )
+        self._pods = None if pod_resources is None else Asked(pod_resources, LIST_PODS, assigned)
+        self._images = None if runtime is None else Asked(runtime, LIST_IMAGES, images, IMAGES_EVERY_S)
 
     async def pods(self) -> tuple[AssignedPod, ...] | None:
         """Pods that have devices; None: the kubelet never said."""
@@ -134,3 +199,13 @@ class NodeSockets:
         for one in (self._pods, self._images):
             if one is not None:
                 await one.close()
+
+
+_UID = r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}"
+_POD = re.compile(rf"/(?:kubepods[a-z-]*-)?pod({_UID})(?:\.slice)?(?:/|$)", re.MULTILINE)
+
+
+def pod_uid(cgroup: str) -> str:
+    """The uid of the pod in the text of /proc/PID/cgroup; empty: it is in none."""
+    found = _POD.search(cgroup) if "kubepods" in cgroup else None
+    return found[1].replace("_", "-") if found is not None else ""
