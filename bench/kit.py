@@ -108,7 +108,7 @@ class Serving:
 
 def compiled() -> bool:
     """Whether the gateway that we and all that we start find first is the compiled one (PYTHONPATH: the Makefile)."""
-    spec = importlib.util.find_spec("gateway.dispatch")
+    spec = importlib.util.find_spec("gateway.dispatch.dispatcher")
     return spec is not None and (spec.origin or "").endswith(".so")
 
 

@@ -22,8 +22,8 @@ from typing import ParamSpec, TypeVar
 
 import uvloop
 
-from gateway.edge import Connection
-from gateway.upstream import EngineConnection
+from gateway.server.connection import Connection
+from gateway.upstream.connection import EngineConnection
 from pilotlight import process
 from pilotlight.cli import cli
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from gateway.front import Front
+from gateway.gateway import Front
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.call import Call, Outcome
-from gateway.shapes import Ended, TurnedAway
+from gateway.dispatch.call import Call, Outcome
+from gateway.http.json_types import Ended, TurnedAway
 
 SERIES_MAX = 20_000
 EVENTS_MAX = 20_000

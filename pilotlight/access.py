@@ -17,9 +17,9 @@ import msgspec
 from aiohttp import web
 
 from autoscaler.door import Admits, Door
-from gateway.finding import Finding
-from gateway.link import HttpLink
-from gateway.sync import Sync
+from gateway.control.client import HttpLink
+from gateway.control.discovery import Finding
+from gateway.control.sync import Sync
 from pilotlight import certificates
 from pilotlight.certificates import Identity
 from pilotlight.listen import Address

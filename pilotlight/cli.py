@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from gateway import pressure
+from gateway.dispatch import memory_pressure
 from pilotlight import __version__, terminal
 from pilotlight.listen import Address
 from pilotlight.options import (
@@ -36,7 +36,7 @@ EXAMPLES = {
     "explain": "pilotlight explain model llama",
     "key": "pilotlight key new --tenant acme",
 }
-COMPILED = not pressure.__file__.endswith(".py")
+COMPILED = not memory_pressure.__file__.endswith(".py")
 """Whether the gateway's modules run as C (hatch_build.py)."""
 
 

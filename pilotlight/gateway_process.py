@@ -21,11 +21,11 @@ import msgspec
 from aiohttp import web
 
 from autoscaler.contract import ID_PATTERN, GatewayId
-from gateway.front import Front
-from gateway.handshake import Handshakes
+from gateway.control.sync import Sync
+from gateway.gateway import Front
 from gateway.limits import Limits
 from gateway.ops import application
-from gateway.sync import Sync
+from gateway.server.tls import Handshakes
 from pilotlight import access, certificates, health, hosts, process, webserver
 from pilotlight.access import Access
 from pilotlight.certificates import Identity

@@ -1,8 +1,8 @@
 """The Host header of operations ports: keeps web pages away that reach one by a name of their own (DNS rebinding).
 
 On a connection to a loopback address, Host must be `localhost` or a loopback address, with or without a port; any other
-request gets 421. This is stricter than the check of the inference port (`gateway.host_check`), whose parser it uses.
-Unix sockets are exempt, since no browser reaches them, and so are other addresses: whoever opened one to others
+request gets 421. This is stricter than the check of the inference port (`gateway.http.host_check`), whose parser it
+uses. Unix sockets are exempt, since no browser reaches them, and so are other addresses: whoever opened one to others
 (`auth: none`) may give it any name.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from gateway.host_check import host_name, is_loopback, is_on_loopback
+from gateway.http.host_check import host_name, is_loopback, is_on_loopback
 
 MISDIRECTED = 421
 """RFC 9110, 15.5.20: this is not the server that the name stands for."""

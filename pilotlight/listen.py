@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import click
 
-from gateway.host_check import is_loopback
+from gateway.http.host_check import is_loopback
 
 PORT_MAX = 65_535
 BACKLOG = 4096

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from yarl import URL
 
-from gateway.finding import ADDRESSES_MAX
+from gateway.control.discovery import ADDRESSES_MAX
 from pilotlight.agent.reporter import WayError
 from pilotlight.listen import Address
 

@@ -19,8 +19,8 @@ from autoscaler import door
 from autoscaler.contract import GatewayId, NodeReport, Report, RoutesDelta
 from autoscaler.door import AGENT, BOTH, GATEWAY, Admits, Admitted, Door, Roles
 from autoscaler.serve import ENDPOINTS, ContractServer
-from gateway.link import HttpLink
-from gateway.sync import LinkError
+from gateway.control.client import HttpLink
+from gateway.control.sync import LinkError
 from pilotlight import access, certificates, renewal
 from pilotlight.access import Access
 from pilotlight.certificates import Identity

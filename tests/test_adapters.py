@@ -23,11 +23,11 @@ from autoscaler.engines.xllamacpp_server import parse
 from autoscaler.model import Adapter, EngineName, Model, ModelSpec
 from autoscaler.podspec import API_VERSION
 from autoscaler.rules import ADAPTERS_MAX
-from gateway.body import Pieces
-from gateway.dialects import Operation, lookup
 from gateway.errors import CallError, model_not_found
-from gateway.rewrite import edit, read
-from gateway.tenants import Directory
+from gateway.http.body import Pieces
+from gateway.request.api_routes import Operation, lookup
+from gateway.request.auth import Directory
+from gateway.request.body_edit import edit, read
 from tests.kit.forwarding import in_one
 
 TWO = (Adapter(name="support", artifact="file:///w/s"), Adapter(name="sql.v2", artifact="file:///w/q"))

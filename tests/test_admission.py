@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admission import UPSTREAM_HEAD_BYTES_MAX, Asked, read_asked, request_id, upstream_head
-from gateway.dialects import lookup
 from gateway.errors import CallError
-from gateway.head import HEAD_BYTES_MAX, KEPT, Head
-from gateway.wire import RequestReader
+from gateway.http.request_head import HEAD_BYTES_MAX, KEPT, Head
+from gateway.http.request_reader import RequestReader
+from gateway.request.api_routes import lookup
+from gateway.request.headers import UPSTREAM_HEAD_BYTES_MAX, Asked, read_asked, request_id, upstream_head
 from tests.kit.budget import examples
 
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import gateway.dispatch
+import gateway.dispatch.dispatcher
 from pilotlight.cli import COMPILED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,5 +47,5 @@ def test_the_tests_run_what_they_are_told_to() -> None:
 
 
 def dotted(module: str) -> str:
-    """`gateway/wire.py` -> `gateway.wire`."""
+    """`gateway/http/request_reader.py` -> `gateway.http.request_reader`."""
     return module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects import Kind, Operation, lookup
+from gateway.request.api_routes import Kind, Operation, lookup
 from tests.kit.budget import examples
 
 OPENAI = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoscaler.contract import Refusal, ReportAnswer, RoutesDelta, TenantEntry, TenantName
-from gateway.call import CallState
+from gateway.dispatch.call import CallState
 from gateway.errors import MAX_RETRY_AFTER_S
 from tests.kit.dispatching import Script, warm
 

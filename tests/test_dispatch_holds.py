@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.contract import LEADER_SILENT_S, RoutesDelta
-from gateway.call import CallState
-from gateway.desk import RETRIES_MAX, Bounce
-from gateway.holds import SUSPECT_S
+from gateway.dispatch.call import CallState
+from gateway.dispatch.model_dispatcher import RETRIES_MAX, Bounce
+from gateway.dispatch.slots import SUSPECT_S
 from tests.kit.dispatching import Script, warm
 
 # --- holds --------------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from autoscaler.contract import RoutesDelta
-from gateway.call import Call, CallState, Outcome
-from gateway.desk import Bounce
-from gateway.effects import Effect, Grant, Refuse
-from gateway.holds import Hold
+from gateway.dispatch.call import Call, CallState, Outcome
+from gateway.dispatch.effects import Effect, Grant, Refuse
+from gateway.dispatch.model_dispatcher import Bounce
+from gateway.dispatch.slots import Hold
 from tests.kit.budget import examples
 from tests.kit.dispatching import Script, call_of
 

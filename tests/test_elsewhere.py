@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway import elsewhere
-from gateway.body import LARGE_BYTES, Body, Pieces
 from gateway.errors import CallError
-from gateway.multipart import read_multipart
-from gateway.rewrite import read_json
+from gateway.http.body import LARGE_BYTES, Body, Pieces
+from gateway.request import forbidden_fields
+from gateway.request.body_edit import read_json
+from gateway.request.multipart import read_multipart
 
 FORM = b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
 
@@ -17,7 +17,7 @@ def refused(error: CallError, name: str) -> bool:
     return (error.status, error.code, error.param) == (400, "invalid_request", name) and name in error.message
 
 
-@pytest.mark.parametrize("name", sorted(elsewhere.PLACES))
+@pytest.mark.parametrize("name", sorted(forbidden_fields.PLACES))
 def test_a_place_is_refused_by_its_name_and_its_value_is_not_told(name: str) -> None:
     escaped = "".join(f"\\u{ord(letter):04x}" for letter in name)
     forms = FORM % (name.encode(), b"http://canary") + FORM % (b"model", b"m") + b"--b--"
@@ -50,7 +50,7 @@ def test_a_cache_salt_is_refused_as_a_part_of_a_form(*, large: bool) -> None:
 @pytest.mark.parametrize(("name", "fix"), [("lora", "model:adapter"), ("rid", "x-request-id"), ("extra_key", "cache")])
 def test_the_message_says_what_to_do(name: str, fix: str) -> None:
     with pytest.raises(CallError) as caught:
-        elsewhere.check([name])
+        forbidden_fields.check([name])
     assert fix in caught.value.message
 
 
@@ -107,8 +107,8 @@ def test_other_names_may_have_capital_letters() -> None:
 
 def test_usual_names_are_neither_places_nor_changed_by_case_folding() -> None:
     """Bodies that have no other names skip the checks."""
-    assert not elsewhere.USUAL & elsewhere.PLACES
-    assert all(name == name.casefold() for name in elsewhere.USUAL)
+    assert not forbidden_fields.USUAL & forbidden_fields.PLACES
+    assert all(name == name.casefold() for name in forbidden_fields.USUAL)
 
 
 def test_deeper_it_is_content() -> None:
@@ -117,5 +117,5 @@ def test_deeper_it_is_content() -> None:
 
 
 def test_names_that_are_none_pass() -> None:
-    elsewhere.check(["model", "messages", "url", "file", "image_url", "IMAGE_URL", "api_base_"])
-    elsewhere.check([])
+    forbidden_fields.check(["model", "messages", "url", "file", "image_url", "IMAGE_URL", "api_base_"])
+    forbidden_fields.check([])

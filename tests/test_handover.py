@@ -16,8 +16,8 @@ from autoscaler.observations import FollowingSeen, LeadingSeen, Reported, Seen, 
 from autoscaler.plan import plan
 from autoscaler.serve import Feed, take_report
 from autoscaler.states import ReplicaState as S
-from gateway.finding import Finding
-from gateway.sync import Link, Sync
+from gateway.control.discovery import Finding
+from gateway.control.sync import Link, Sync
 from tests.kit.observed import seen_of
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world

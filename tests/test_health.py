@@ -9,7 +9,7 @@ from aiohttp import web
 from autoscaler.contract import GatewayId
 from autoscaler.log import Log
 from autoscaler.ops import OperationsServer
-from gateway.front import Front
+from gateway.gateway import Front
 from gateway.ops import application
 from pilotlight import health
 from pilotlight.listen import Address

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.host_check import HostCheck, host_name, is_loopback, is_on_loopback, is_registrable
+from gateway.http.host_check import HostCheck, host_name, is_loopback, is_on_loopback, is_registrable
 
 LOCAL = [
     "localhost", "LOCALHOST:8080", "localhost.", "app.localhost", "127.0.0.1", "127.0.0.1:8080", "10.0.0.5:80",

@@ -15,7 +15,7 @@ from pytest_aiohttp import AiohttpClient
 from autoscaler.contract import GatewayId
 from autoscaler.log import Log
 from autoscaler.ops import OperationsServer
-from gateway.front import Front
+from gateway.gateway import Front
 from gateway.ops import application
 from pilotlight import hosts
 from tests.kit.steps import SteppedLoop

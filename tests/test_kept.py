@@ -21,8 +21,8 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
-from gateway import kept
-from gateway.kept import Known, with_catalogue, with_routes
+from gateway.control import snapshot_file
+from gateway.control.snapshot_file import Known, with_catalogue, with_routes
 
 ACME = TenantEntry(name=TenantName("acme"), keys=(KeyEntry(sha256="5" * 64),))
 
@@ -83,16 +83,16 @@ def test_the_file_is_private_whole_and_read_back_equal(tmp_path: Path) -> None:
                         RoutesDelta(epoch=1, version=1, replicas=(route("r1"),)))  # fmt: skip
     path.write_text("older and longer" * 1000)
     path.chmod(0o644)
-    kept.write(path, known)
-    assert kept.read(path) == known
+    snapshot_file.write(path, known)
+    assert snapshot_file.read(path) == known
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["g1.kept.json"]
 
 
 def test_no_file_is_nothing_known_and_a_broken_one_is_said_to_be(tmp_path: Path) -> None:
     path = tmp_path / "g1.kept.json"
-    assert kept.read(path) is None
+    assert snapshot_file.read(path) is None
     for broken in (b'{"catalogue": 3}', b'{"later":' + b"[" * 5000, b'{"catalogue":{"epoch":"\xff"}}'):
         path.write_bytes(broken)
         with pytest.raises(msgspec.DecodeError):
-            kept.read(path)
+            snapshot_file.read(path)

@@ -13,9 +13,9 @@ from aiohttp import web
 from pytest_aiohttp import AiohttpServer
 
 from autoscaler.contract import GatewayId, Report, ReportAnswer, RoutesDelta
-from gateway import link
-from gateway.link import HttpLink
-from gateway.sync import LinkError
+from gateway.control import client
+from gateway.control.client import HttpLink
+from gateway.control.sync import LinkError
 
 pytestmark = pytest.mark.standard
 
@@ -60,7 +60,7 @@ async def test_a_link_reads_lines_and_posts_reports(aiohttp_server: AiohttpServe
 async def test_a_stream_that_falls_silent_is_dead(
     aiohttp_server: AiohttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "STREAM_SILENT_S", 0.05)
+    monkeypatch.setattr(client, "STREAM_SILENT_S", 0.05)
     end = asyncio.Event()
 
     async def stream(request: web.Request) -> web.StreamResponse:

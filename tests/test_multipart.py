@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import CallError
-from gateway.multipart import PARTS_MAX, VALUE_BYTES_MAX, edit_multipart, read_multipart
+from gateway.request.multipart import PARTS_MAX, VALUE_BYTES_MAX, edit_multipart, read_multipart
 from tests.kit.budget import examples
 from tests.kit.forwarding import in_one
 

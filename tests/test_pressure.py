@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ModelName, QueueLimits, TenantName
-from gateway import memory
-from gateway.call import Call
-from gateway.pressure import Pressure, pressure
-from gateway.queue import Parked, Queue
-from gateway.reporting import Account
-from gateway.scale import Scale
+from gateway.dispatch.call import Call
+from gateway.dispatch.memory_pressure import Pressure, pressure
+from gateway.dispatch.queue import Parked, Queue
+from gateway.dispatch.reports import Account
+from gateway.memory import guard
+from gateway.memory.scale import Scale
 from tests.kit.dispatching import Script, warm
 from tests.kit.engine import HOLD, OK, ScriptedEngine
 from tests.kit.rig import rig
@@ -95,12 +95,12 @@ def test_the_limit_is_the_least_on_the_way_up(tmp_path: Path) -> None:
     inner.mkdir(parents=True)
     membership = tmp_path / "cgroup"
     membership.write_text("0::/pods/one\n")
-    assert memory.limit_bytes(tmp_path, membership) is None
+    assert guard.limit_bytes(tmp_path, membership) is None
     (inner / "memory.max").write_text("max\n")
     (inner.parent / "memory.max").write_text("1048576\n")
     (tmp_path / "memory.max").write_text("2097152\n")
-    assert memory.limit_bytes(tmp_path, membership) == 1048576
-    assert memory.limit_bytes(tmp_path, tmp_path / "none") is None
+    assert guard.limit_bytes(tmp_path, membership) == 1048576
+    assert guard.limit_bytes(tmp_path, tmp_path / "none") is None
 
 
 def test_the_limit_of_a_cgroup_of_version_1(tmp_path: Path) -> None:
@@ -109,26 +109,26 @@ def test_the_limit_of_a_cgroup_of_version_1(tmp_path: Path) -> None:
     membership = tmp_path / "cgroup"
     membership.write_text("5:cpu,cpuacct:/pod\n4:memory:/pod\n0::/pod\n")
     (folder / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert memory.limit_bytes(tmp_path, membership) is None
+    assert guard.limit_bytes(tmp_path, membership) is None
     (folder / "memory.limit_in_bytes").write_text("4096\n")
-    assert memory.limit_bytes(tmp_path, membership) == 4096
+    assert guard.limit_bytes(tmp_path, membership) == 4096
 
 
 def test_our_own_memory_is_known() -> None:
-    used_bytes = memory.resident_bytes()
+    used_bytes = guard.resident_bytes()
     assert used_bytes is not None
     assert used_bytes > 1 << 20
 
 
 class Machine:
-    """What `gateway.memory` would say, and how often memory was given back."""
+    """What `gateway.memory.guard` would say, and how often memory was given back."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, resident_bytes: int) -> None:
         self.resident_bytes = resident_bytes
         self.given_back = 0
         self.free_bytes = 0
-        monkeypatch.setattr(memory, "resident_bytes", lambda: self.resident_bytes)
-        monkeypatch.setattr(memory, "give_back", self.give_back)
+        monkeypatch.setattr(guard, "resident_bytes", lambda: self.resident_bytes)
+        monkeypatch.setattr(guard, "give_back", self.give_back)
 
     def give_back(self, pad: int) -> None:
         self.given_back += 1
@@ -172,7 +172,7 @@ def test_memory_is_given_back_when_it_has_grown_and_not_all_the_time(monkeypatch
 def test_our_own_memory_can_be_given_back() -> None:
     kept = [bytes(100_000) for _ in range(500)]
     del kept[::2]
-    memory.give_back(0)
+    guard.give_back(0)
 
 
 def test_small_bodies_that_wait_are_bounded_over_all_models() -> None:

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName, QueueLimits, TenantName
-from gateway.call import Call
-from gateway.deadlines import Deadlines
-from gateway.queue import COMPACT_MIN, Line, Queue
-from gateway.reporting import Account
+from gateway.dispatch.call import Call
+from gateway.dispatch.fair_queue import Deadlines
+from gateway.dispatch.queue import COMPACT_MIN, Line, Queue
+from gateway.dispatch.reports import Account
 from tests.kit.budget import examples
 from tests.kit.dispatching import call_of
 

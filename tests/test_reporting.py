@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoscaler.contract import BUSY_PERIOD_S, HEARTBEAT_S, REPORT_GAP_S, ModelName, TenantName
-from gateway.reporting import Accounts, Pace
+from gateway.dispatch.reports import Accounts, Pace
 
 LLAMA, TINY, ACME, LAB = ModelName("llama"), ModelName("tiny"), TenantName("acme"), TenantName("lab")
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.body import LARGE_BYTES, Pieces
-from gateway.dialects import Operation, lookup
 from gateway.errors import CallError
-from gateway.multipart import Form
-from gateway.outline import MEMBERS_MAX
-from gateway.rewrite import Peek, edit, edit_json, read, read_json
+from gateway.http.body import LARGE_BYTES, Pieces
+from gateway.request.api_routes import Operation, lookup
+from gateway.request.body_edit import Peek, edit, edit_json, read, read_json
+from gateway.request.json_scanner import MEMBERS_MAX
+from gateway.request.multipart import Form
 from tests.kit.budget import examples
 from tests.kit.forwarding import in_one
 

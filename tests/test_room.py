@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.body import LARGE_BYTES, Pieces
-from gateway.room import DEFAULT_BYTES, STEP_BYTES, Room
+from gateway.http.body import LARGE_BYTES, Pieces
+from gateway.memory.body_budget import DEFAULT_BYTES, STEP_BYTES, Room
 
 MIB = 1 << 20
 

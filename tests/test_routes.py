@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.contract import LEADER_SILENT_S, ModelName, ModelRoute, ReplicaId, Route, RoutesDelta
-from gateway.holds import SUSPECT_S, ModelRoutes
-from gateway.routes import Changes, Routes
+from gateway.dispatch.routes import Changes, Routes
+from gateway.dispatch.slots import SUSPECT_S, ModelRoutes
 
 MODEL = ModelName("llama")
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.body import Body, Edit, Pieces, cut
-from gateway.dialects import Operation, lookup
 from gateway.errors import CallError
-from gateway.multipart import Form, FormScan, edit_multipart, read_multipart
-from gateway.outline import MEMBERS_MAX, NESTING_MAX, TOKEN_BYTES_MAX, VALUE_BYTES_MAX, JsonScan
-from gateway.rewrite import Peek, edit, read
-from gateway.scan import STEP_UNITS
+from gateway.http.body import Body, Edit, Pieces, cut
+from gateway.http.incremental import STEP_UNITS
+from gateway.request.api_routes import Operation, lookup
+from gateway.request.body_edit import Peek, edit, read
+from gateway.request.json_scanner import MEMBERS_MAX, NESTING_MAX, TOKEN_BYTES_MAX, VALUE_BYTES_MAX, JsonScan
+from gateway.request.multipart import Form, FormScan, edit_multipart, read_multipart
 from tests.kit.budget import examples
 from tests.kit.forwarding import in_one
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.sse import EVENT_BYTES_MAX, EventGate, chunk, is_usage
-from gateway.walker import LAST_CHUNK, BodyWalker, ResponseHead
+from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead
+from gateway.http.sse import EVENT_BYTES_MAX, EventGate, chunk, is_usage
 from tests.kit.budget import examples
 
 LINE_ENDS = (b"\n", b"\r", b"\r\n")

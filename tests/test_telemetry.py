@@ -9,9 +9,9 @@ import pytest
 
 from autoscaler.contract import ModelName, TenantName
 from gateway import telemetry
-from gateway.call import Call, Outcome
+from gateway.dispatch.call import Call, Outcome
 from gateway.telemetry import Telemetry
-from gateway.usage import tokens
+from gateway.upstream.token_usage import tokens
 
 
 def ended(told: Telemetry, number: int = 1, tenant: str = "acme", *, cold: bool = False) -> None:

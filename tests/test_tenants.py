@@ -16,9 +16,9 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
-from gateway import tenants
 from gateway.errors import CallError, invalid_api_key, model_not_found
-from gateway.tenants import Directory, cache_salt
+from gateway.request import auth
+from gateway.request.auth import Directory, cache_salt
 
 
 def hashed(key: str) -> str:
@@ -163,7 +163,7 @@ def test_a_change_of_the_catalogue_is_seen_at_once_and_an_older_one_ignored() ->
 
 
 def test_asking_for_many_names_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenants, "RESOLVED_MAX", 8)
+    monkeypatch.setattr(auth, "RESOLVED_MAX", 8)
     names = directory(*(model(f"m{n}") for n in range(30)))
     for n in range(30):
         assert may(names, tenant("acme"), f"m{n}")

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.sse import EventGate, chunk, told_error, whole_chunks
-from gateway.usage import tokens
-from gateway.walker import (
+from gateway.http.response_reader import (
     INTERIM_MAX,
     LAST_CHUNK,
     BodyWalker,
@@ -19,6 +17,8 @@ from gateway.walker import (
     ResponseHead,
     parse_head,
 )
+from gateway.http.sse import EventGate, chunk, told_error, whole_chunks
+from gateway.upstream.token_usage import tokens
 from tests.kit.budget import examples
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n\r\n"

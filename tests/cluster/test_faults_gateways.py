@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.drivers.kubernetes.api import Api
-from gateway.elsewhere import PLACES
+from gateway.request.forbidden_fields import PLACES
 from loadtest.client import Client
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge

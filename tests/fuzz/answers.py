@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import h11
 
-from gateway import errors, render, usage
-from gateway.answer import Answer
-from gateway.sse import is_usage
-from gateway.walker import BodyWalker, FramingError, HeadReader, ResponseHead
+from gateway import errors
+from gateway.http import responses
+from gateway.http.response_reader import BodyWalker, FramingError, HeadReader, ResponseHead
+from gateway.http.sse import is_usage
+from gateway.server.relay import Answer
+from gateway.upstream import token_usage
 from tests.fuzz.cutting import cut
 from tests.kit.engine import DONE, END, OK, STREAM, STREAM_HEAD, USAGE_EVENT, chunk, delta, event
 
@@ -88,7 +90,7 @@ def answers(data: bytes) -> None:
         judge(raw, wishes, pieces)
         same(whole, pieces)
     is_usage(raw)
-    usage.tokens(raw)
+    token_usage.tokens(raw)
 
 
 def same(whole: Played, pieces: Played) -> None:
@@ -102,7 +104,9 @@ def same(whole: Played, pieces: Played) -> None:
 
 
 def play(pieces: list[bytes], wishes: Wishes) -> Played:
-    """As `gateway.upstream` and `gateway.exchange` do it, from the first byte until the engine has closed."""
+    """As `gateway.upstream.connection` and `gateway.server.exchange` do it, from the first byte until the engine has
+    closed.
+    """
     reader, out = HeadReader(), b""
     head: ResponseHead | None = None
     answer: Answer | None = None
@@ -154,9 +158,9 @@ def made(head: ResponseHead, walker: BodyWalker, wishes: Wishes) -> Answer:
 def start(head: ResponseHead, answer: Answer, wishes: Wishes) -> bytes:
     """The head that the client gets."""
     if wishes.early:
-        return render.early_head(b"id", chunked=wishes.framed, close=not wishes.framed, more=b"")
+        return responses.early_head(b"id", chunked=wishes.framed, close=not wishes.framed, more=b"")
     close = answer.length is None and not answer.chunked
-    return render.head(head.status, head.fields, b"id", length=answer.length, chunked=answer.chunked, close=close)
+    return responses.head(head.status, head.fields, b"id", length=answer.length, chunked=answer.chunked, close=close)
 
 
 def judge(raw: bytes, wishes: Wishes, played: Played) -> None:

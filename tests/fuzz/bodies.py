@@ -11,12 +11,12 @@ import aiohttp
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gateway import rewrite
-from gateway.body import Pieces
-from gateway.dialects import Operation, lookup
 from gateway.errors import CallError
-from gateway.multipart import edit_multipart, read_multipart
-from gateway.outline import NESTING_MAX
+from gateway.http.body import Pieces
+from gateway.request import body_edit
+from gateway.request.api_routes import Operation, lookup
+from gateway.request.json_scanner import NESTING_MAX
+from gateway.request.multipart import edit_multipart, read_multipart
 from tests.kit.forwarding import SERVED, in_one
 from tests.kit.mutations import FORM, JSON
 
@@ -89,11 +89,11 @@ def documents(data: bytes) -> None:
     operation, body = OPERATIONS[data[0] % len(OPERATIONS)], data[1:]
     large = as_large(operation, body)
     try:
-        peek = rewrite.read(operation, body, b"application/json")
-        edited = rewrite.edit(operation, peek, SERVED)
+        peek = body_edit.read(operation, body, b"application/json")
+        edited = body_edit.edit(operation, peek, SERVED)
     except CallError:
         return
-    assert isinstance(peek, rewrite.Peek)
+    assert isinstance(peek, body_edit.Peek)
     assert isinstance(edited, bytes)
     if large is not None:  # it bounds names, numbers, nesting and values more tightly
         assert dict(members(large)) == dict(members(edited)), "read otherwise as a large body"
@@ -130,13 +130,13 @@ def as_large(operation: Operation, body: bytes) -> bytes | None:
     found: list[bytes | None] = []
     for size in (len(body) + 1, 7):
         pieces = Pieces()
-        rewrite.scan(operation, pieces, b"application/json")
+        body_edit.scan(operation, pieces, b"application/json")
         for at in range(0, len(body), size):
             pieces.add(body[at : at + size])
             if pieces.scan is not None:
                 pieces.scan.step(len(pieces))
         try:
-            edited = rewrite.edit(operation, rewrite.read(operation, pieces, b"application/json"), SERVED)
+            edited = body_edit.edit(operation, body_edit.read(operation, pieces, b"application/json"), SERVED)
         except CallError:
             found.append(None)
         else:

@@ -15,7 +15,7 @@ from autoscaler.contract import (
 )
 from autoscaler.nodepeers import NodePeers
 from autoscaler.nodewants import NodeWants
-from gateway.kept import Known
+from gateway.control.snapshot_file import Known
 from pilotlight.shapes import Header
 
 KINDS: tuple[type[msgspec.Struct], ...] = (

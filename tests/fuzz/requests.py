@@ -7,7 +7,7 @@ from pathlib import Path
 import h11
 
 from gateway.errors import CallError
-from gateway.head import Request, parse_head
+from gateway.http.request_head import Request, parse_head
 from tests.fuzz.cutting import cut
 from tests.kit.forwarding import forwarded
 from tests.kit.mutations import LINES, ODD

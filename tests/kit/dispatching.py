@@ -25,10 +25,10 @@ from autoscaler.contract import (
     TenantName,
     Total,
 )
-from gateway.call import Call, Outcome
-from gateway.desk import Bounce
-from gateway.dispatch import Dispatch
-from gateway.effects import Effect, Grant, Refuse
+from gateway.dispatch.call import Call, Outcome
+from gateway.dispatch.dispatcher import Dispatch
+from gateway.dispatch.effects import Effect, Grant, Refuse
+from gateway.dispatch.model_dispatcher import Bounce
 
 
 def words(effects: list[Effect]) -> list[str]:

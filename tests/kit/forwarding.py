@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gateway import rewrite
-from gateway.admission import asked, request_id, upstream_head
-from gateway.body import Body
-from gateway.dialects import Kind, lookup
 from gateway.errors import CallError
-from gateway.head import Request
+from gateway.http.body import Body
+from gateway.http.request_head import Request
+from gateway.request import body_edit
+from gateway.request.api_routes import Kind, lookup
+from gateway.request.headers import asked, request_id, upstream_head
 
 ENGINE = "127.0.0.1:9000"
 SERVED = "served-m"
@@ -32,8 +32,8 @@ def forwarded(request: Request) -> tuple[bytes, bytes] | None:
     except CallError:
         return None
     try:
-        peek = rewrite.read(operation, request.body, wish.content_type, wish.model)
-        edited = rewrite.edit(operation, peek, SERVED)
+        peek = body_edit.read(operation, request.body, wish.content_type, wish.model)
+        edited = body_edit.edit(operation, peek, SERVED)
     except CallError:
         edited = request.body
     body = in_one(edited)

@@ -1,8 +1,8 @@
 """A small model of a gateway, for tests of who holds which Slots: it acts on Routes and reports, and has no engine.
 
 Owns the gateway's half of the hold rule (interfaces section 6) in the plainest form: a hold is taken only from a newer
-grant, lowered at once when others wait, and never exceeded. The real one is `gateway.dispatch`; this one lets
-`autoscaler.shares` be tested by itself.
+grant, lowered at once when others wait, and never exceeded. The real one is `gateway.dispatch.dispatcher`; this one
+lets `autoscaler.shares` be tested by itself.
 """
 
 from __future__ import annotations

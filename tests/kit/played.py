@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 
-from gateway.front import Front
+from gateway.gateway import Front
 
 _STATUS = re.compile(rb"HTTP/1\.1 ([2-5]\d\d) ")
 

@@ -23,9 +23,9 @@ from autoscaler.contract import (
     Route,
     RoutesDelta,
 )
-from gateway.front import Front
-from gateway.handshake import Handshakes
+from gateway.gateway import Front
 from gateway.limits import Limits
+from gateway.server.tls import Handshakes
 from tests.kit.certificates import Sides, default_sides, sides
 
 MODEL = ModelName("m")

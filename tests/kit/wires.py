@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gateway.errors import CallError
-from gateway.wire import Request, RequestReader
+from gateway.http.request_reader import Request, RequestReader
 from tests.kit.forwarding import in_one
 
 UNFINISHED = "unfinished"

@@ -24,7 +24,7 @@ a docstring that looks like an import only selects a test too many.
 
 
 def module_name(path: Path) -> str:
-    """`gateway.dialects` of gateway/dialects/__init__.py."""
+    """`gateway.request.api_routes` of gateway/request/api_routes.py."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 

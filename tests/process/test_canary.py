@@ -16,7 +16,7 @@ from urllib.parse import quote
 import psutil
 import pytest
 
-from gateway.elsewhere import PLACES
+from gateway.request.forbidden_fields import PLACES
 from tests.kit import parrot
 from tests.kit.canary import CanaryServer, canary_server, connected, request
 from tests.kit.rig import Client

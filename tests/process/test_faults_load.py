@@ -19,7 +19,7 @@ import httpx2
 import openai
 import pytest
 
-from gateway.desk import RETRIES_MAX
+from gateway.dispatch.model_dispatcher import RETRIES_MAX
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge
 from tests.kit.crowd import SLACK_BYTES, Crowd, chat, counted, resident_bytes

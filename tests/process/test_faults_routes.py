@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.holds import SUSPECT_S
+from gateway.dispatch.slots import SUSPECT_S
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge
 from tests.kit.crowd import counted

@@ -18,7 +18,7 @@ from autoscaler.loop import Step
 from autoscaler.model import Model
 from autoscaler.nodes import is_lost
 from autoscaler.states import ReplicaState
-from gateway.call import CallState, Outcome
+from gateway.dispatch.call import CallState, Outcome
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.told import COUNTS_S
 from tests.sim.town import Journey, Town

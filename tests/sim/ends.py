@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.call import Outcome
+from gateway.dispatch.call import Outcome
 from tests.sim.town import Town
 from tests.sim.virtual import VirtualLoop
 

@@ -13,11 +13,11 @@ from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer,
 from autoscaler.observations import GatewayGone, GatewaySeen
 from autoscaler.serve import take_report
 from gateway import errors
-from gateway.call import Call, Outcome
-from gateway.desk import Bounce
-from gateway.dispatch import Dispatch
-from gateway.effects import Effect, Grant, Refuse
-from gateway.sync import LinkError, Sync
+from gateway.control.sync import LinkError, Sync
+from gateway.dispatch.call import Call, Outcome
+from gateway.dispatch.dispatcher import Dispatch
+from gateway.dispatch.effects import Effect, Grant, Refuse
+from gateway.dispatch.model_dispatcher import Bounce
 from tests.sim.network import Stream
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ PROOF_OF_DEATH_S = 0.002
 
 
 class SimLink:
-    """A gateway's way to the autoscaler over the network (`gateway.sync.Link`)."""
+    """A gateway's way to the autoscaler over the network (`gateway.control.sync.Link`)."""
 
     def __init__(self, town: Town, gateway: GatewayId) -> None:
         self._town = town
@@ -230,7 +230,7 @@ class SimGateway:
         self._timer = None
         self._perform(self.dispatch.tick(self._town.now()))
 
-    # --- gateway.sync.Follower ---
+    # --- gateway.control.sync.Follower ---
 
     def catalogue(self, delta: CatalogueDelta) -> None:
         """A change of the catalogue."""

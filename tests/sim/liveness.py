@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from autoscaler.model import Model
-from gateway.call import CallState, Outcome
+from gateway.dispatch.call import CallState, Outcome
 from tests.sim.checks import Watcher
 from tests.sim.town import Journey, Town
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from autoscaler.contract import ReplicaId
 from autoscaler.model import Model
 from autoscaler.world import DeviceId, NodeId, Replica, Slice, SliceId
-from gateway.call import Call
+from gateway.dispatch.call import Call
 from tests.kit.fakedriver import FakeEngine, FakeMachine, Fate
 
 

@@ -18,7 +18,7 @@ from autoscaler.contract import ModelName, TenantName
 from autoscaler.model import Gpu, Model, ModelSpec, Queue, ReplicaRange, Start
 from autoscaler.quantity import Bytes
 from autoscaler.tenant import Tenant, TenantSpec
-from gateway.call import Outcome
+from gateway.dispatch.call import Outcome
 from tests.sim import checks, containment, ends, liveness
 from tests.sim.gateway import SimGateway
 from tests.sim.machine import Manners, one_device

@@ -10,7 +10,7 @@ from autoscaler.contract import Report, ReportAnswer, RoutesDelta
 from autoscaler.loop import Loop
 from autoscaler.serve import take_report
 from autoscaler.states import ReplicaState as S
-from gateway.effects import Grant
+from gateway.dispatch.effects import Grant
 from tests.kit.fakedriver import FakeEngine
 from tests.sim import gateway as sim_gateway
 from tests.sim.gateway import SimGateway

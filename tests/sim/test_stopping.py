@@ -17,7 +17,7 @@ from autoscaler.loop import Step
 from autoscaler.model import ReplicaRange
 from autoscaler.observations import DocumentsSeen
 from autoscaler.states import ReplicaState
-from gateway.call import Outcome
+from gateway.dispatch.call import Outcome
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.machine import Manners
 from tests.sim.stage import Stage, cut_off, model, play

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.clearing import FORCED_S
 from autoscaler.model import ReplicaRange
-from gateway.call import Outcome
-from gateway.holds import SUSPECT_S
+from gateway.dispatch.call import Outcome
+from gateway.dispatch.slots import SUSPECT_S
 from tests.sim.cluster import Cluster, Kubelet, play
 from tests.sim.gateway import SimGateway
 from tests.sim.objects import PODS

@@ -15,7 +15,7 @@ from autoscaler.drivers.histories import EVERY_S
 from autoscaler.model import Start
 from autoscaler.observations import StartSeen
 from autoscaler.states import ReplicaState as S
-from gateway.call import Outcome
+from gateway.dispatch.call import Outcome
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.machine import Manners
 from tests.sim.stage import Stage, model, play

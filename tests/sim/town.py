@@ -25,8 +25,8 @@ from autoscaler.observations import DocumentsSeen, GatewaySeen, HistorySeen, Lea
 from autoscaler.serve import Feed
 from autoscaler.tenant import Tenant
 from autoscaler.world import History, Slice, World
-from gateway.call import Call, Outcome
-from gateway.effects import Grant
+from gateway.dispatch.call import Call, Outcome
+from gateway.dispatch.effects import Grant
 from gateway.errors import CallError
 from tests.kit.fakedriver import FakeDriver
 from tests.sim.gateway import SimGateway, SimLink

@@ -19,7 +19,7 @@ import h11
 import pytest
 
 from autoscaler.engines.installed import available
-from gateway.head import Request
+from gateway.http.request_head import Request
 from tests.kit.asking import PROXIES, Heard, Reading, ask, llama, origins, program, proxy
 from tests.kit.forwarding import forwarded, in_one
 from tests.kit.mutations import mutated

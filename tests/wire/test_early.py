@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from autoscaler.contract import FrontSettings
-from gateway.early import DROP_BYTES_MAX
+from gateway.http.request_reader import AHEAD_BYTES_MAX
 from gateway.limits import Limits
-from gateway.wire import AHEAD_BYTES_MAX
+from gateway.server.precheck import DROP_BYTES_MAX
 from tests.kit.engine import HOLD, OK, ScriptedEngine
 from tests.kit.large import MIB, body, post
 from tests.kit.rig import Client, Rig, rig

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from autoscaler.contract import Clocks
-from gateway import upstream
-from gateway.front import CALLS_SWEEP_S
+from gateway.gateway import CALLS_SWEEP_S
 from gateway.limits import Limits
+from gateway.upstream import connection
 from tests.kit.engine import (
     CLOSE,
     DONE,
@@ -76,7 +76,7 @@ async def test_a_call_that_ends_its_engine_is_written_to_no_more_than_two() -> N
 
 
 async def test_an_engine_that_dies_of_a_long_call_does_not_get_it_again_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "STALE_S", 0.0)
+    monkeypatch.setattr(connection, "STALE_S", 0.0)
     async with ScriptedEngine((OK,), (HOLD, RESET), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()

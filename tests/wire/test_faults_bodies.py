@@ -16,9 +16,9 @@ import time
 
 import pytest
 
-from gateway import memory
-from gateway.framing import CHUNKS_MAX
+from gateway.http.request_framing import CHUNKS_MAX
 from gateway.limits import Limits
+from gateway.memory import guard
 from tests.kit.engine import OK, ScriptedEngine
 from tests.kit.rig import Client, Rig, rig
 
@@ -143,14 +143,14 @@ async def test_case_38_a_body_without_end_is_refused_before_it_is_kept(lines: by
     limits = Limits(body_bytes_max=LIMIT_BYTES)
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=limits) as one:
         await served(one)
-        before_bytes = memory.resident_bytes() or 0
+        before_bytes = guard.resident_bytes() or 0
         client = await one.client()
         client.send(HEAD + lines + b"\r\n\r\n")
         sent, answer = await pour(client, piece)
         assert sent < LIMIT_BYTES * 70 // 64 + SOCKETS_BYTES
         assert (answer[:12], code_of(answer)) == (b"HTTP/1.1 413", "too_large")
         gc.collect()
-        assert (memory.resident_bytes() or 0) - before_bytes < LIMIT_BYTES + SLACK_BYTES
+        assert (guard.resident_bytes() or 0) - before_bytes < LIMIT_BYTES + SLACK_BYTES
         assert len(engine.requests) == 1
         await served(one)
 
@@ -189,13 +189,13 @@ async def test_case_38_an_encoded_body_is_refused_by_its_head_and_never_unpacked
     head = HEAD + b"Content-Encoding: " + coding + b"\r\n"
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         await served(one)
-        before_bytes = memory.resident_bytes() or 0
+        before_bytes = guard.resident_bytes() or 0
         for body in (b"", BOMB):
             client = await one.client()
             client.send(head + b"Content-Length: %d\r\n\r\n" % len(BOMB) + body)
             answer = await client.rest()
             assert (answer[:12], code_of(answer)) == (b"HTTP/1.1 415", "unsupported_media_type")
-        assert (memory.resident_bytes() or 0) - before_bytes < SLACK_BYTES
+        assert (guard.resident_bytes() or 0) - before_bytes < SLACK_BYTES
         assert len(engine.requests) == 1
         await served(one)
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import pytest
 
 from gateway.errors import CallError
-from gateway.head import Request
+from gateway.http.request_head import Request
+from gateway.http.request_reader import AHEAD_BYTES_MAX
 from gateway.limits import Limits
-from gateway.wire import AHEAD_BYTES_MAX
 from tests.kit.canary import request
 from tests.kit.engine import OK, ScriptedEngine
 from tests.kit.forwarding import ENGINE, forwarded

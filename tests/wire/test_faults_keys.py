@@ -17,9 +17,9 @@ from types import FrameType
 import pytest
 
 from autoscaler.contract import CatalogueDelta, FrontSettings, KeyEntry, TenantEntry, TenantName
-from gateway import memory
 from gateway.errors import CallError
-from gateway.head import KNOWN_MAX, known_head, parse_head
+from gateway.http.request_head import KNOWN_MAX, known_head, parse_head
+from gateway.memory import guard
 from pilotlight.cli import COMPILED
 from tests.kit.canary import told
 from tests.kit.engine import HOLD, OK, STREAM_HEAD, ScriptedEngine, delta
@@ -185,7 +185,7 @@ async def test_case_46_random_keys_fill_nothing() -> None:
             gc.collect()
             metrics = one.front.metrics()
             assert b'code="invalid_api_key",model="",outcome="failed"' in metrics
-            seen.append((memory.resident_bytes() or 0, known_head.cache_info().currsize, metrics.count(b"\n")))
+            seen.append((guard.resident_bytes() or 0, known_head.cache_info().currsize, metrics.count(b"\n")))
         first, last = seen[0], seen[-1]
         assert last[0] - first[0] < GROWTH_BYTES_MAX
         assert last[1] <= KNOWN_MAX

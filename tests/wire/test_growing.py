@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.body import LARGE_BYTES, Edit, Growing, Pieces
+from gateway.http.body import LARGE_BYTES, Edit, Growing, Pieces
 from gateway.limits import Limits
 from tests.kit.engine import OK, STREAM, STREAM_HEAD, chunk, document
 from tests.kit.large import MIB, Dying, Played, Reading, Refusing
@@ -134,7 +134,7 @@ async def test_a_body_that_stops_coming_ends_its_call_by_its_clock() -> None:
 
 
 async def test_who_stops_in_the_middle_holds_no_slot_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.intake.GROWING_S_MAX", CLOCK_S)
+    monkeypatch.setattr("gateway.server.body_intake.GROWING_S_MAX", CLOCK_S)
     engine = Reading(OK)
     async with begun(engine) as (one, client):
         assert (await client.answer())[0] == 408

@@ -10,7 +10,7 @@ from hashlib import sha256
 import pytest
 
 from autoscaler.contract import CatalogueDelta, FrontSettings, KeyEntry, TenantEntry, TenantName
-from gateway.head import KEPT, LISTS
+from gateway.http.request_head import KEPT, LISTS
 from tests.kit.canary import request
 from tests.kit.engine import DONE, END, OK, STREAM_HEAD, ScriptedEngine, delta, document
 from tests.kit.mutations import mutated

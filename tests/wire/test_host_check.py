@@ -7,7 +7,7 @@ import json
 import pytest
 
 from autoscaler.contract import CatalogueDelta, FrontSettings, GatewayId
-from gateway.front import Front
+from gateway.gateway import Front
 from tests.kit.certificates import sides
 from tests.kit.engine import OK, ScriptedEngine
 from tests.kit.rig import Rig, rig

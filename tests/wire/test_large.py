@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from gateway.body import LARGE_BYTES
+from gateway.http.body import LARGE_BYTES
 from gateway.limits import Limits
 from tests.kit.engine import HOLD, OK, RESET, STREAM, WITHOUT_USAGE, ScriptedEngine, document
 from tests.kit.large import MIB, Dying, Refusing, address, body, post, post_in_chunks

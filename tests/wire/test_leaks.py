@@ -12,9 +12,9 @@ import tracemalloc
 
 import pytest
 
-from gateway import pool
-from gateway.exchange import BREATHS_S
-from gateway.pool import Pool
+from gateway.server.exchange import BREATHS_S
+from gateway.upstream import pool
+from gateway.upstream.pool import Pool
 from tests.kit.engine import (
     CLOSE,
     DONE,

@@ -8,7 +8,7 @@ from hashlib import sha256
 import pytest
 
 from autoscaler.contract import CatalogueDelta, FrontSettings, KeyEntry, ModelEntry, TenantEntry, TenantName
-from gateway.tenants import cache_salt
+from gateway.request.auth import cache_salt
 from tests.kit.engine import CLOSE, HOLD, OK, STREAM, WITHOUT_USAGE, ScriptedEngine, document
 from tests.kit.rig import MODEL, rig
 

@@ -16,11 +16,11 @@ import pytest
 import uvloop
 
 from autoscaler.contract import GatewayId
-from gateway import edge as edge_module
-from gateway import pool
-from gateway.front import Front
-from gateway.handshake import Handshakes
+from gateway.gateway import Front
 from gateway.limits import Limits
+from gateway.server import connection as edge_module
+from gateway.server.tls import Handshakes
+from gateway.upstream import pool
 from pilotlight import certificates
 from pilotlight.certificates import Identity
 from tests.kit.certificates import OURS, THEIRS, Sides, leaf, over_tls, pem, sides, write

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import pytest
 
-from gateway.upstream import EngineConnection
-from gateway.walker import STEP_BYTES
+from gateway.http.response_reader import STEP_BYTES
+from gateway.upstream.connection import EngineConnection
 from tests.kit.engine import END, OK, STREAM_HEAD, USAGE_EVENT, WITHOUT_USAGE, ScriptedEngine, chunk
 from tests.kit.large import HOSTILE, post
 from tests.kit.rig import Client, rig

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.body import LARGE_BYTES
-from gateway.edge import ANSWERS_A_TURN
+from gateway.http.body import LARGE_BYTES
+from gateway.http.request_reader import AHEAD_BYTES_MAX
 from gateway.limits import Limits
-from gateway.outlet import WRITE_BUFFER_BYTES
-from gateway.wire import AHEAD_BYTES_MAX
+from gateway.server.connection import ANSWERS_A_TURN
+from gateway.server.writer import WRITE_BUFFER_BYTES
 from tests.kit.engine import HOLD, OK, ScriptedEngine
 from tests.kit.played import heard
 from tests.kit.rig import Rig, rig

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import CallError
-from gateway.head import HEAD_BYTES_MAX, Request
-from gateway.wire import AHEAD_BYTES_MAX, RequestReader
+from gateway.http.request_head import HEAD_BYTES_MAX, Request
+from gateway.http.request_reader import AHEAD_BYTES_MAX, RequestReader
 from tests.kit.budget import examples
 from tests.kit.wires import UNFINISHED, brief, plain, read, read_every_way
 

@@ -1,0 +1,128 @@
+"""The way from a gateway to one autoscaler: HTTP on a Unix socket, or over TCP with TLS and a token.
+
+Owns the connections, their clocks, how the gateway shows who it is, and one line when the other side does not believe
+it, or is not believed. A refusal is a broken link like any other: it is tried again, with what the files say then.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+import msgspec
+
+from autoscaler.contract import Report, ReportAnswer, decoder
+from gateway.control.sync import LinkError
+
+REPORT_TIMEOUT_S = 2.0
+STREAM_SILENT_S = 3.0
+"""A stream that says nothing for three heartbeats is dead and is opened anew."""
+LINE_BYTES_MAX = 64 << 20
+
+log = logging.getLogger("pilotlight.gateway.link")
+
+_encode = msgspec.json.Encoder().encode
+_decode_answer = decoder(ReportAnswer)
+
+
+class HttpLink:
+    """`unix:PATH`, `http://host:port` or `https://host:port`; at most three connections (two streams, one report).
+
+    `token` and `tls` give what is shown and believed now; absent: no token, the system's authorities. `server_name`:
+    whose certificate is expected where the URL names an address.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: Callable[[], str] | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        server_name: str | None = None,
+    ) -> None:
+        self._unix = url.removeprefix("unix:") if url.startswith("unix:") else None
+        self._base = "http://autoscaler" if self._unix is not None else url.rstrip("/")
+        self._token = token
+        self._tls = tls
+        self._server_name = server_name
+        self._distrust = ""
+        """Why one side did not believe the other, as it was last said."""
+        self._session: aiohttp.ClientSession | None = None
+
+    def _connected(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.UnixConnector(self._unix) if self._unix is not None else aiohttp.TCPConnector()
+            self._session = aiohttp.ClientSession(connector=connector, read_bufsize=LINE_BYTES_MAX)
+        return self._session
+
+    async def lines(self, path: str) -> AsyncIterator[bytes]:
+        """The lines of a stream until it ends; LinkError when it breaks or falls silent."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REPORT_TIMEOUT_S, sock_read=STREAM_SILENT_S)
+        try:
+            async with self._connected().get(
+                self._base + path, timeout=timeout, raise_for_status=True, headers=self._shown(), ssl=self._believed(),
+                server_hostname=self._server_name,
+            ) as response:  # fmt: skip
+                self._distrust = ""
+                async for line in response.content:
+                    yield line
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: over LINE_BYTES_MAX
+            raise self._broken(error) from error
+
+    async def report(self, report: Report) -> ReportAnswer:
+        """Posts one report. Raises LinkError."""
+        timeout = aiohttp.ClientTimeout(total=REPORT_TIMEOUT_S)
+        url = self._base + "/v1/report"
+        try:
+            async with self._connected().post(
+                url, data=_encode(report), timeout=timeout, raise_for_status=True, headers=self._shown(),
+                ssl=self._believed(), server_hostname=self._server_name,
+            ) as answer:  # fmt: skip
+                return _decode_answer(await answer.read())
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+            raise self._broken(error) from error
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _shown(self) -> dict[str, str]:
+        return {} if self._token is None else {"authorization": f"Bearer {self._token()}"}
+
+    def _believed(self) -> ssl.SSLContext | bool:
+        return True if self._tls is None else self._tls()
+
+    def _broken(self, error: Exception) -> LinkError:
+        why = distrust(error)
+        if not why and self._tls is not None and cut_off(error):
+            why = "the autoscaler ends our connections: it may want another certificate (--contract-cert-file)"
+        if why and why != self._distrust:
+            self._distrust = why
+            log.warning("event=autoscaler_distrust reason=%r", why)
+        return LinkError(type(error).__name__)
+
+
+def distrust(error: Exception) -> str:
+    """Why gateway and autoscaler do not believe each other; empty for every other error."""
+    if isinstance(error, aiohttp.ClientResponseError) and error.status == 401:
+        return "the autoscaler refuses our token: --token-file must hold one of its tokens"
+    if isinstance(error, aiohttp.ClientResponseError) and error.status == 403:
+        return (
+            "the autoscaler rejects this gateway's token or certificate: it belongs to an agent; use one for gateways"
+        )
+    cause = error.__cause__ if isinstance(error, aiohttp.ClientError) else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"the autoscaler's certificate: {cause.verify_message.partition(',')[0]}"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS with the autoscaler: {cause.reason}"
+    return ""
+
+
+def cut_off(error: Exception) -> bool:
+    """Whether the other side ended a connection that was there: over TLS 1.3 it refuses a certificate so, too."""
+    return isinstance(error, aiohttp.ClientOSError | aiohttp.ServerDisconnectedError) and not isinstance(
+        error, aiohttp.ClientConnectorError
+    )

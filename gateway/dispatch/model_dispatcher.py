@@ -1,0 +1,376 @@
+"""One Model at one gateway: its Calls from admission to their one Outcome, its queue and its share of the Routes.
+
+Owns the states of the Model's Calls, who is granted, parked, moved or refused, and the retry budget. Promises that
+after every public method no Call waits while a Slot that it may use is free, and that nothing is granted after its
+deadline. Effects are appended to a list that is passed in; `Tally` is what all desks of a gateway share. Knows no
+other Model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from autoscaler.contract import ModelEntry, ModelName, QueueLimits, TenantName
+from gateway import errors
+from gateway.dispatch.call import Call, CallState, Outcome
+from gateway.dispatch.effects import Effect, Grant, Refuse
+from gateway.dispatch.fair_queue import Deadlines
+from gateway.dispatch.memory_pressure import Pressure
+from gateway.dispatch.queue import Line, Parked, Queue
+from gateway.dispatch.reports import Accounts
+from gateway.dispatch.routes import Routes
+from gateway.dispatch.slots import Hold, ModelRoutes
+from gateway.errors import MAX_RETRY_AFTER_S, CallError
+
+RETRY_AFTER_S = 1.0
+"""What a client is told when nothing better is known."""
+PAUSED_RETRY_AFTER_S = 60.0
+RETRIES_PER_GRANT, RETRIES_MAX = 0.1, 10.0
+"""The retry budget of a Model: a token bucket, so that a broken Model costs at most a tenth more."""
+
+_LAST_WORDS: dict[str, Callable[[], CallError]] = {
+    "connect": errors.upstream_error,
+    "reset": errors.upstream_error,
+    "timeout": errors.upstream_timeout,
+    "busy": lambda: errors.refused("overloaded", "the engine takes no more calls now", RETRY_AFTER_S),
+}
+"""What a Call that cannot move is told."""
+
+Bounce = Literal["connect", "reset", "busy", "timeout"]
+"""How an engine failed before the commit point."""
+
+_PARKED, _RUNNING, _ENDED = CallState.PARKED, CallState.RUNNING, CallState.ENDED
+_NO_ENTRY = QueueLimits()
+
+
+class Tally:
+    """What the desks of one gateway share."""
+
+    __slots__ = ("accounts", "deadlines", "edge", "listed", "parked", "pressure", "steps", "waiting")
+
+    def __init__(self) -> None:
+        self.accounts = Accounts()
+        self.deadlines = Deadlines()
+        self.listed: list[Line] = []
+        """Lines that had a Call since the last report."""
+        self.steps: dict[TenantName, float] = {}
+        """Tenant -> 1 / weight; 1 for those that are not in it."""
+        self.waiting = 0
+        self.parked = Parked()
+        self.pressure = Pressure.NONE
+        self.edge = False
+        """The next report is due at once."""
+
+
+class Desk:
+    """One Model at this gateway."""
+
+    __slots__ = ("_routes", "_tally", "closed", "entry", "name", "part", "queue", "retries", "running", "was_ready")
+
+    def __init__(self, name: ModelName, routes: Routes, tally: Tally) -> None:
+        self.name = name
+        self.entry: ModelEntry | None = None
+        self.queue = Queue(name, tally.parked)
+        self.part: ModelRoutes = routes.of(name)
+        self.running = 0
+        self.retries = RETRIES_MAX
+        self.closed = True
+        """Nothing may park: the Model is unknown, paused or refused by the autoscaler."""
+        self.was_ready = False
+        self._routes = routes
+        self._tally = tally
+
+    def __repr__(self) -> str:
+        return f"<Desk {self.name} {self.queue.waiting} waiting, {self.running} running>"
+
+    @property
+    def idle(self) -> bool:
+        """It has no Call."""
+        return not self.running and not self.queue.waiting
+
+    @property
+    def orphaned(self) -> bool:
+        """Nothing is left of it: neither catalogue nor Routes name it, and it has no Call."""
+        return self.entry is None and not self.part.holds and not self.part.named and self.idle
+
+    # --- what changes around it -----------------------------------------------------------------------------
+
+    def look(self, now_s: float, out: list[Effect]) -> None:
+        """Document or Routes have changed: refuses what may not wait any more, grants what fits."""
+        refusal = self.part.route.refusal
+        self.closed = self.entry is None or self.entry.paused or refusal is not None
+        if self.was_ready and not self.part.ready:
+            self._tally.accounts.cooled(self.name)
+        self.was_ready = self.part.ready
+        if self.closed:
+            self.refuse_parked(self.refusal, now_s, out)
+        else:
+            self._refuse_hasty(now_s, out)
+        self.settle(now_s, out)
+
+    def refusal(self) -> CallError:
+        """Why it is closed."""
+        if self.entry is None:
+            return errors.model_not_found()
+        why = self.part.route.refusal
+        if self.entry.paused or why is None:
+            return errors.refused("no_capacity", "the model is paused", PAUSED_RETRY_AFTER_S)
+        return errors.refused(why.code, why.message, why.retry_after_s)
+
+    def turn_away(self, call: Call, now_s: float, out: list[Effect]) -> None:
+        """An arrival at a closed desk. While the autoscaler refuses the Model it still is demand for one start."""
+        why = self.part.route.refusal
+        if self.entry is not None and not self.entry.paused and why is not None:
+            self._count_cold(call, why.retry_after_s, now_s)
+        call.state = _ENDED
+        out.append(Refuse(call, self.refusal()))
+
+    def refuse_parked(self, error: Callable[[], CallError], now_s: float, out: list[Effect]) -> None:
+        """All that wait get this error."""
+        if not self.queue.waiting:
+            return
+        for line in self.queue.lines.values():
+            while line.calls:
+                call = line.first()
+                self._unpark(line, call, now_s)
+                self._refuse(line, call, error(), now_s, out)
+
+    def _refuse_hasty(self, now_s: float, out: list[Effect]) -> None:
+        """Those that give up before capacity comes, which the Model waits for."""
+        wait_s = self.part.capacity_wait_s(now_s)
+        if wait_s is None or not self.queue.waiting:
+            return
+        for line in self.queue.lines.values():
+            while (soonest_s := line.soonest_s()) is not None and soonest_s < now_s + wait_s:
+                call = line.soonest()
+                self._unpark(line, call, now_s)
+                self._refuse(line, call, self._late(call, now_s), now_s, out)
+
+    # --- the life of a Call ---------------------------------------------------------------------------------
+
+    def arrive(self, call: Call, now_s: float, out: list[Effect]) -> None:
+        """A new Call at an open desk: granted, parked or refused."""
+        part = self.part
+        if part.suspects and self.queue.waiting:
+            self.serve(now_s, out)  # a probe may have come due: those who wait go first
+        hold = part.choose(now_s) if part.free or part.suspects else None
+        if hold is None:
+            error = self._hopeless(call, now_s)
+            if error is not None:
+                call.state = _ENDED
+                out.append(Refuse(call, error))
+                return
+        line = self.queue.lines.get((call.tenant, call.priority)) or self._open(call)
+        call.line = line
+        account = line.account
+        self._tally.accounts.touch(account, now_s)
+        account.admitted += 1
+        account.active_s = now_s
+        if hold is None:
+            self._park(line, call, first=False)
+        else:
+            if not self.running:
+                self._tally.edge = True  # 0 -> 1: whoever counts its idle window must stop
+            self.queue.charge(line)
+            out.append(self._grant(line, hold, call, now_s))
+
+    def finish(self, call: Call, now_s: float, outcome: Outcome, out: list[Effect]) -> None:
+        """A parked or running Call has ended; its Slot goes to who waits."""
+        line = _line(call)
+        if call.state is _RUNNING:
+            hold = self._release(line, call, now_s)
+            if outcome is Outcome.COMPLETED:
+                hold.heard(call.granted_s or 0.0, now_s)
+        else:
+            self._unpark(line, call, now_s)
+        line.account.tokens_in += call.tokens_in
+        line.account.tokens_out += call.tokens_out
+        self._end(line, call, now_s)
+        if self.queue.waiting or self.part.route.others_wait:
+            self.settle(now_s, out)
+
+    def heard(self, call: Call, now_s: float, out: list[Effect]) -> None:
+        """A running Call is being answered; a Replica that was suspect takes Calls again."""
+        if call.hold is not None and call.hold.heard(call.granted_s or 0.0, now_s):
+            self.settle(now_s, out)
+
+    def bounce(self, call: Call, now_s: float, reason: Bounce, closing: CallError | None, out: list[Effect]) -> None:
+        """The engine failed before the commit point: the Call moves, or is refused (`closing`: it may not park).
+
+        A refused connection took no byte, so it does not count, and neither does an engine that was told to end; what
+        took bytes else moves once, for a Call may be what kills its engines. Only an engine that says it is busy is
+        spared by the retry budget: a Replica that died is no overload, and all its Calls move. Where the Model takes no
+        Calls any more, who may move hears that, as those that wait do.
+        """
+        line = _line(call)
+        failed = call.replica
+        hold = self._release(line, call, now_s)
+        untouched, busy = reason == "connect", reason == "busy"
+        counts = not untouched and (reason == "timeout" or not hold.leaves)
+        if untouched:
+            hold.suspect(now_s)
+            self._tally.edge = True
+        spent = (counts and call.fled is not None and not call.fled.leaves) or (busy and self.retries < 1.0)
+        if reason == "timeout" and hold.byte_s is not None and hold.byte_s > (call.granted_s or 0.0):
+            spent = True  # it serves others: elsewhere this Call would wait as long again
+        if spent or self.closed or call.deadline_s <= now_s:
+            error = self.refusal() if self.closed and not spent else _LAST_WORDS[reason]()
+            self._refuse(line, call, error, now_s, out)
+        else:
+            other = self.part.choose(now_s, avoid=failed)
+            if other is None and closing is not None:
+                self._refuse(line, call, closing, now_s, out)
+            else:
+                call.moves += not untouched
+                call.fled = hold if counts else call.fled
+                self.retries -= busy
+                if other is None:
+                    self._park(line, call, first=True)
+                else:
+                    out.append(self._grant(line, other, call, now_s))
+        self.settle(now_s, out)
+
+    def expire(self, line: Line, call: Call, now_s: float, out: list[Effect]) -> None:
+        """A parked Call's deadline is reached."""
+        self._unpark(line, call, now_s)
+        self._refuse(line, call, self._late(call, now_s), now_s, out)
+
+    def serve(self, now_s: float, out: list[Effect]) -> None:
+        """Grants free Slots to those who wait, in order."""
+        queue, part = self.queue, self.part
+        while queue.waiting:
+            hold = part.choose(now_s)
+            if hold is None:
+                return
+            line, call = queue.pop()
+            self._unparked(line, now_s)
+            if call.deadline_s <= now_s:
+                self._refuse(line, call, self._late(call, now_s), now_s, out)
+            else:
+                out.append(self._grant(line, hold, call, now_s))
+
+    def settle(self, now_s: float, out: list[Effect]) -> None:
+        """Grants what fits; then a hold that is not used while others wait goes back at once."""
+        if self.queue.waiting and (self.part.free or self.part.suspects):
+            self.serve(now_s, out)
+        if self.part.route.others_wait and self._routes.give_back(self.part, waiting=self.queue.waiting):
+            self._tally.edge = True
+
+    # --- steps ----------------------------------------------------------------------------------------------
+
+    def _hopeless(self, call: Call, now_s: float) -> CallError | None:
+        """Why a Call that finds no free Slot may not park, if so. An unknown estimate never refuses."""
+        expected_s = None if self.part.ready else self.part.expected_wait_s(now_s)
+        if self._tally.pressure and not self.part.ready:
+            error = errors.out_of_memory()
+            self._count_cold(call, error.retry_after_s or RETRY_AFTER_S, now_s)
+            return error
+        comes_s = self.part.capacity_wait_s(now_s)
+        if call.deadline_s <= now_s or call.deadline_s < now_s + max(expected_s or 0.0, comes_s or 0.0):
+            return self._late(call, now_s)
+        if self.queue.full(call, _NO_ENTRY if self.entry is None else self.entry.queue):
+            return errors.queue_full(_retry_after_s(expected_s))
+        return None
+
+    def _late(self, call: Call, now_s: float) -> CallError:
+        """The error of a Call whose deadline is reached or cannot be met; a cold one counts as demand."""
+        if self.part.ready:
+            return errors.deadline_reached(RETRY_AFTER_S)
+        expected_s, comes_s = self.part.expected_wait_s(now_s), self.part.capacity_wait_s(now_s)
+        retry_after_s = _retry_after_s(expected_s if comes_s is None else comes_s)
+        self._count_cold(call, retry_after_s, now_s)
+        if comes_s is not None:
+            return errors.capacity_comes(comes_s, retry_after_s)
+        return errors.model_starting(expected_s, retry_after_s)
+
+    def _count_cold(self, call: Call, retry_after_s: float, now_s: float) -> None:
+        self._tally.accounts.refused_cold(self.name, call.tenant, now_s, retry_after_s)
+        self._tally.edge = True
+
+    def _open(self, call: Call) -> Line:
+        account = self._tally.accounts.of(self.name, call.tenant)
+        return self.queue.open(call.tenant, call.priority, account, self._tally.steps.get(call.tenant, 1.0))
+
+    def _list(self, line: Line) -> None:
+        if not line.listed:
+            line.listed = True
+            self._tally.listed.append(line)
+
+    def _grant(self, line: Line, hold: Hold, call: Call, now_s: float) -> Grant:
+        """The Call runs; its account has been touched."""
+        call.state = _RUNNING
+        call.granted_s = now_s
+        call.replica = hold.replica
+        call.hold = hold
+        hold.take(now_s)
+        line.running += 1
+        line.account.running += 1
+        self.running += 1
+        if self.retries < RETRIES_MAX and not call.moves:  # what a move earned would pay for further moves
+            self.retries = min(RETRIES_MAX, self.retries + RETRIES_PER_GRANT)
+        if not line.listed:
+            self._list(line)
+        return Grant(call, hold.replica, hold.address)
+
+    def _park(self, line: Line, call: Call, *, first: bool) -> None:
+        """The Call waits; its account has been touched."""
+        if not line.calls:
+            self._tally.edge = True  # 0 -> 1
+        call.state = _PARKED
+        call.replica = call.hold = call.granted_s = None
+        call.cold = call.cold or not self.part.ready
+        if first:
+            self.queue.park_first(line, call)
+        else:
+            self.queue.park(line, call)
+        self._tally.waiting += 1
+        line.account.waiting += 1
+        self._tally.deadlines.watch(line, call.deadline_s)
+        self._list(line)
+
+    def _unpark(self, line: Line, call: Call, now_s: float) -> None:
+        self.queue.remove(line, call)
+        self._unparked(line, now_s)
+
+    def _unparked(self, line: Line, now_s: float) -> None:
+        self._tally.accounts.touch(line.account, now_s)
+        self._tally.waiting -= 1
+        line.account.waiting -= 1
+
+    def _release(self, line: Line, call: Call, now_s: float) -> Hold:
+        """The Call leaves its Replica. A Slot above a lowered hold, or the last of a draining Replica, is an edge."""
+        hold = call.hold
+        if hold is None:
+            raise ValueError(f"{call!r} runs nowhere")
+        if hold.in_use > hold.held or (hold.in_use == 1 and not hold.ready):
+            self._tally.edge = True
+        self._routes.release(hold)
+        self._tally.accounts.touch(line.account, now_s)
+        line.running -= 1
+        line.account.running -= 1
+        self.running -= 1
+        return hold
+
+    def _refuse(self, line: Line, call: Call, error: CallError, now_s: float, out: list[Effect]) -> None:
+        """An admitted Call fails with this error; it has left queue and Replica."""
+        self._end(line, call, now_s)
+        out.append(Refuse(call, error))
+
+    def _end(self, line: Line, call: Call, now_s: float) -> None:
+        call.state = _ENDED
+        line.account.finished += 1
+        line.account.active_s = now_s
+        if not self.running and not self.queue.waiting:
+            self._tally.edge = True  # the last Call is gone
+
+
+def _line(call: Call) -> Line:
+    """The line of an admitted Call."""
+    if call.line is None:
+        raise ValueError(f"{call!r} was never admitted")
+    return call.line
+
+
+def _retry_after_s(expected_s: float | None) -> float:
+    return RETRY_AFTER_S if expected_s is None else min(max(expected_s, RETRY_AFTER_S), MAX_RETRY_AFTER_S)

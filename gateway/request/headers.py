@@ -1,0 +1,181 @@
+"""What a request's headers say about its Call, and the head that goes to the engine in their place. Pure.
+
+Owns deadline, priority, request id, key and the allow-list upwards (interfaces, section 3). Promises: an engine sees
+a head that is entirely our own serialisation: no key, no `Connection`-named header, no header of ours forged from
+outside, one length, one host. A key is taken from headers only, never from the query.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from hashlib import sha256
+from typing import NamedTuple
+
+from gateway.errors import CallError, header_too_large, invalid_request
+from gateway.http.request_head import Head, connection_names
+from gateway.request.operation import Operation
+
+READ_TIMEOUT_SHARE = 0.9
+"""Of the client's own read timeout we use this much, so that it sees our answer and not its timeout (540 of 600 s)."""
+PRIORITY_ABSOLUTE_MAX = 100
+"""X-Priority beyond it is refused: every priority is a row in reports."""
+UPSTREAM_HEAD_BYTES_MAX = 8 << 10
+"""Engines take this much; above it 431."""
+_OUR_LINES_BYTES = 1 << 10
+"""Of it for what we say ourselves: what is too large is known, and refused, before the Call may wait."""
+
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_PRIORITY = re.compile(rb"-?[0-9]{1,3}")
+_SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
+_BEARER = re.compile(rb"bearer[ ]+([!-~]+)", re.IGNORECASE)
+_TRACEPARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_WORD = rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++|\"(?:[^\"\\]|\\.)*+\")"
+_PREFERENCE = re.compile(
+    rb"[ \t,]*+([!#$%&'*+\-.^_`|~0-9A-Za-z]++)(?:[ \t]*=[ \t]*(" + _WORD + rb"))?"
+    rb"(?:[ \t]*;[ \t]*(?:" + _WORD + rb"(?:[ \t]*=[ \t]*" + _WORD + rb")?)?)*+[ \t]*(?:,|\Z)"
+)
+_WAIT = re.compile(rb'"?([0-9]{1,9})"?')
+_FORWARDED = (
+    b"content-type", b"accept", b"accept-language", b"user-agent",
+    b"anthropic-version", b"anthropic-beta", b"openai-beta",
+)  # fmt: skip
+"""All that travels to an engine from the client's head, beside the trace context (W3C) where it is one."""
+_TRACE = (b"traceparent", b"tracestate")
+
+
+class Asked(NamedTuple):
+    """All that a head alone says about its Call."""
+
+    key_sha256: str | None
+    """The API key as its hash, in lower-case hex. None without one."""
+    error: CallError | None
+    """What of the rest cannot be meant; for those only whose key is good."""
+    model: str | None
+    """`X-Model`."""
+    wait_s: float
+    """How long the client waits for a first byte; infinite where it does not say."""
+    priority: int
+    """`X-Priority`; 0 when absent."""
+    content_type: bytes
+    upwards: bytes
+    """The header lines that go to an engine, each ending in CRLF."""
+
+
+def asked(head: Head) -> Asked:
+    """What the head says; worked out once. Raises CallError 400 for two keys that differ."""
+    if head.asked is None:
+        head.asked = read_asked(head.headers)
+    return head.asked
+
+
+def read_asked(headers: dict[bytes, bytes]) -> Asked:
+    """The same from the headers alone."""
+    key = api_key(headers)
+    error, model, priority = None, None, 0
+    try:
+        model, priority = _model(headers), _priority(headers)
+    except CallError as found:
+        error = found.with_traceback(None)
+    upwards = _upwards(headers)
+    if len(upwards) > UPSTREAM_HEAD_BYTES_MAX - _OUR_LINES_BYTES:
+        error = error or header_too_large()
+    return Asked(
+        key_sha256=None if key is None else sha256(key).hexdigest(),
+        error=error,
+        model=model,
+        wait_s=_wait_s(headers),
+        priority=priority,
+        content_type=headers.get(b"content-type", b""),
+        upwards=upwards,
+    )
+
+
+def _wait_s(headers: dict[bytes, bytes]) -> float:
+    """The sooner of `Prefer: wait=N` (RFC 7240, 4.3) and the SDK's own read timeout.
+
+    Both headers are hints: a value that cannot be read is ignored, as RFC 7240, 2 asks.
+    """
+    wait_s = math.inf
+    timeout = headers.get(b"x-stainless-read-timeout")
+    if timeout is not None and _SECONDS.fullmatch(timeout):
+        wait_s = float(timeout) * READ_TIMEOUT_SHARE or math.inf
+    prefer = headers.get(b"prefer")
+    asked_s = None if prefer is None else _preferred_wait_s(prefer)
+    return wait_s if asked_s is None else min(wait_s, asked_s)
+
+
+def _preferred_wait_s(prefer: bytes) -> int | None:
+    """The first `wait` of the list counts (RFC 7240, 2); None when there is none that can be read."""
+    at = 0
+    while (match := _PREFERENCE.match(prefer, at)) is not None:
+        if match[1].lower() == b"wait":
+            wait = _WAIT.fullmatch(match[2] or b"")
+            return None if wait is None else int(wait[1])
+        at = match.end()
+    return None
+
+
+def _priority(headers: dict[bytes, bytes]) -> int:
+    value = headers.get(b"x-priority")
+    if value is None:
+        return 0
+    if not _PRIORITY.fullmatch(value) or abs(int(value)) > PRIORITY_ABSOLUTE_MAX:
+        raise invalid_request(
+            f"header x-priority must be a whole number from -{PRIORITY_ABSOLUTE_MAX} to {PRIORITY_ABSOLUTE_MAX}"
+        )
+    return int(value)
+
+
+def _model(headers: dict[bytes, bytes]) -> str | None:
+    value = headers.get(b"x-model")
+    try:
+        return value.decode() if value else None
+    except UnicodeDecodeError:
+        raise invalid_request("header x-model is not UTF-8", param="model") from None
+
+
+def api_key(headers: dict[bytes, bytes]) -> bytes | None:
+    """The key the client sent: `Authorization: Bearer`, `x-api-key` or `api-key`. None without one.
+
+    Raises 400 when two differ. Other schemes of Authorization are no key.
+    """
+    found = None
+    bearer = headers.get(b"authorization")
+    if bearer is not None and (match := _BEARER.fullmatch(bearer)) is not None:
+        found = match[1]
+    for name in (b"x-api-key", b"api-key"):
+        key = headers.get(name)
+        if key:
+            if found is not None and key != found:
+                raise invalid_request("two different API keys were sent; send one")
+            found = key
+    return found
+
+
+def _upwards(headers: dict[bytes, bytes]) -> bytes:
+    """The header lines for an engine. What the client's Connection header names stays here (RFC 9110, 7.6.1)."""
+    named = connection_names(headers.get(b"connection", b""))
+    traced = _TRACEPARENT.fullmatch(headers.get(b"traceparent", b"")) is not None
+    names = _FORWARDED + (_TRACE if traced else ())
+    return b"".join([b"%b: %b\r\n" % (name, headers[name]) for name in names if name in headers and name not in named])
+
+
+def request_id(head: Head) -> str | None:
+    """The client's own id when it is 1 to 128 of [A-Za-z0-9._-], else None."""
+    value = head.headers.get(b"x-request-id")
+    return value.decode("ascii") if value is not None and _ID.fullmatch(value) else None
+
+
+def upstream_head(upwards: bytes, operation: Operation, authority: bytes, body_bytes: int, request_id: bytes) -> bytes:
+    """The whole head for an engine (`authority`: its Host), with the empty line that ends it. The body follows."""
+    head = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b\r\n" % (
+        operation.engine_path,
+        authority,
+        body_bytes,
+        request_id,
+        upwards,
+    )
+    if len(head) > UPSTREAM_HEAD_BYTES_MAX:
+        raise header_too_large()
+    return head

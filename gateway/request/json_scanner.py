@@ -1,0 +1,373 @@
+"""The outline of a large JSON object, read while it arrives: its top-level members, and where those stand that we edit.
+Pure.
+
+Promises: what is read has one reading only. All of it is UTF-8, the top level is strict JSON with every name once, and
+inside values strings are strict (control characters, escapes), brackets match by kind, and between strings is nothing
+but what JSON is written with: no comment, no other quote and no escape can hide a bracket or a quote from anybody.
+What it does not prove of values inside brackets: that commas, colons, words and numbers stand as they should. The
+engine reads them, and refuses. Names, numbers and nesting are bounded more tightly than in a small body.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from array import array
+from itertools import accumulate
+
+import msgspec
+
+from gateway.errors import CallError, invalid_request
+from gateway.http.body import Edit, Part, cut
+from gateway.http.incremental import WINDOW_BYTES, Scan
+from gateway.request.forbidden_fields import READ
+
+MEMBERS_MAX = 1000
+"""Top-level members of one body; above it 400."""
+NESTING_MAX = 200
+"""Levels inside one member of a large body; above it 400."""
+VALUE_BYTES_MAX = 4 << 10
+"""Of a member that we read; above it 400."""
+TOKEN_BYTES_MAX = 2 << 10
+"""Of a top-level name, number or word; above it 400."""
+_FIRST_BYTES, _LAST_BYTES = 256, 64
+"""What is looked at in one go: at a value's begin, and where its end is near."""
+_BRACKETS = 2 << 10
+"""With more of them a window is made smaller."""
+
+_START, _FIRST, _NAME, _COLON, _VALUE, _COMMA, _END, _STRING, _NEST = range(9)
+
+_WS = re.compile(rb"[ \t\r\n]*+")
+_ESCAPE = rb'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})'
+_KEY = re.compile(rb'"(?:[^"\\\x00-\x1f]++|' + _ESCAPE + rb')*+"')
+_SCALAR = re.compile(rb"(?:true|false|null|-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?)(?=[ \t\r\n,}])")
+_BAD_ESCAPE = re.compile(rb'\\(?!["/bfnrt]|u[0-9A-Fa-f]{4})')
+_UNFINISHED = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?")
+_MARKS = re.compile(rb'["\[\]{}]')
+_RUNS = re.compile(rb"[\[{]+|[\]}]+")
+_CONTROLS = bytes(range(32))
+_BRACKETS_ONLY = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_BETWEEN = b"[]{},: \t\r\n0123456789+-.eEtrufalsn"
+"""All that strict JSON has outside of strings."""
+_OPENING = b"[{"
+_RISE = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_CLOSING = bytes.maketrans(b"[{", b"]}")
+_TEXT = msgspec.json.Decoder(str)
+
+
+class Member:
+    """Where a member stands that we read."""
+
+    __slots__ = ("after", "before", "end", "start")
+
+    def __init__(self, before: int, start: int) -> None:
+        self.before = before
+        """Of its comma, or of its name where it is the first."""
+        self.start = start
+        """Of its value."""
+        self.end = self.after = -1
+        """After its value, and after the comma that follows it; -1 without one."""
+
+
+class JsonScan(Scan):
+    """The walk over a JSON object."""
+
+    __slots__ = (
+        "_before", "_brace", "_checked", "_decoder", "_first", "_inside", "_member", "_name", "_near",
+        "_pending", "_size", "_stack", "_state", "members", "names", "values",
+    )  # fmt: skip
+
+    def __init__(self, parts: list[Part]) -> None:
+        super().__init__(parts, TOKEN_BYTES_MAX)
+        self.values: dict[str, bytes] = {}
+        """The members of READ as they are written; of `cache_salt` only that it is there."""
+        self.members: dict[str, Member] = {}
+        """Where they stand."""
+        self.names: set[str] = set()
+        """All top-level names so far."""
+        self._state = _START
+        self._name = ""
+        self._member: Member | None = None
+        """The last one of READ, until what follows it is known."""
+        self._before = self._brace = self._first = -1
+        """Where the member begins that is read now; where the object ends; where its first name is."""
+        self._stack = b""
+        """Brackets that are open inside the member."""
+        self._inside = False
+        """In a string inside brackets."""
+        self._size, self._near = _FIRST_BYTES, False
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._checked, self._pending = 0, False
+        """So far it is UTF-8; the last character is not whole."""
+
+    def splices(self, edits: dict[str, bytes | None]) -> list[Edit]:
+        """The changes that set members of READ, or remove them (None)."""
+        found: list[Edit] = []
+        added: list[bytes] = []
+        left = len(self.names)
+        for name, value in edits.items():
+            member = self.members.get(name)
+            if member is None:
+                if value is not None:
+                    added.append(b'"%b":%b' % (name.encode(), value))
+            elif value is not None:
+                found.append(Edit(member.start, member.end, value))
+            else:
+                left -= 1
+                first = member.before == self._first
+                found.append(Edit(member.before, member.after if first and member.after > 0 else member.end, b""))
+        found.sort()
+        if added:
+            found.append(Edit(self._brace, self._brace, b"," * (left > 0) + b",".join(added)))
+        return found
+
+    def _wanted(self) -> int:
+        return self._size if self._state == _NEST else TOKEN_BYTES_MAX if self._state < _STRING else WINDOW_BYTES
+
+    def _read(self, window: bytes) -> int:
+        self._check_utf8(window)
+        if self._state == _NEST:
+            return self._nest(window)
+        if self._state == _STRING:
+            return self._string(window)
+        return self._outer(window)
+
+    def _ended(self) -> None:
+        if self._state != _END or self._pending:
+            raise _invalid()
+
+    def _refusal(self) -> CallError:
+        return _invalid()
+
+    def _check_utf8(self, window: bytes) -> None:
+        known = self._checked - self.offset
+        if known >= len(window):
+            return
+        fresh = window[known:]
+        self._checked += len(fresh)
+        if self._pending or not fresh.isascii():
+            self._units -= 4 * len(fresh)
+            try:
+                self._decoder.decode(fresh)
+            except UnicodeDecodeError:
+                raise _invalid() from None
+            self._pending = bool(self._decoder.getstate()[0])
+
+    # --- the top level -----------------------------------------------------------------------------------------------
+
+    def _outer(self, window: bytes) -> int:
+        at = 0
+        while self._state < _STRING:
+            space = _WS.match(window, at)
+            if space is not None:
+                at = space.end()
+            if at == len(window):
+                break
+            step = self._token(window, at)
+            self._units -= 2000
+            if step < 0:
+                break
+            at = step
+        return at
+
+    def _token(self, window: bytes, at: int) -> int:
+        """The end of the token that begins there; -1 while it is not whole."""
+        byte, state = window[at : at + 1], self._state
+        if state in (_FIRST, _NAME) and byte == b'"':
+            return self._key(window, at)
+        if state == _VALUE:
+            return self._begin(window, at)
+        if state == _START and byte == b"{":
+            self._state = _FIRST
+        elif state == _COLON and byte == b":":
+            self._state = _VALUE
+        elif state == _COMMA and byte == b",":
+            self._state = _NAME
+            if self._member is not None:
+                self._member.after = self.offset + at + 1
+                self._member = None
+            self._before = self.offset + at
+        elif state in (_COMMA, _FIRST) and byte == b"}":
+            self._state = _END
+            self._brace = self.offset + at
+        elif state == _START:
+            raise invalid_request("the body must be one JSON object")
+        else:
+            raise _invalid()
+        return at + 1
+
+    def _key(self, window: bytes, at: int) -> int:
+        match = _KEY.match(window, at)
+        if match is None:
+            return -1
+        key = match[0]
+        try:
+            name = self._name = _TEXT.decode(key) if b"\\" in key else key[1:-1].decode()
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise _invalid() from None
+        if name in self.names:
+            raise invalid_request("a top-level member of the body comes more than once; send it once")
+        if len(self.names) == MEMBERS_MAX:
+            raise invalid_request(f"the body has more than {MEMBERS_MAX} top-level members")
+        if self._state == _FIRST:
+            self._before = self._first = self.offset + at
+        self.names.add(name)
+        self._state = _COLON
+        return match.end()
+
+    def _begin(self, window: bytes, at: int) -> int:
+        """A value begins."""
+        byte = window[at : at + 1]
+        end = at + 1
+        if byte == b'"':
+            state = _STRING
+        elif byte in b"[{":
+            state = _NEST
+            self._stack, self._inside = byte, False
+            self._size, self._near = _FIRST_BYTES, False
+        else:
+            match = _SCALAR.match(window, at)
+            if match is None:
+                return -1
+            state, end = _COMMA, match.end()
+        if self._name in READ:
+            self.members[self._name] = self._member = Member(self._before, self.offset + at)
+        self._state = state
+        if state == _COMMA:
+            self._end(self.offset + end)
+        return end
+
+    def _end(self, end: int) -> None:
+        """The value ends."""
+        self._state = _COMMA
+        member, name = self._member, self._name
+        if member is None or name not in READ:
+            return
+        member.end = end
+        if name == "cache_salt":
+            self.values[name] = b"null"
+        elif end - member.start > VALUE_BYTES_MAX:
+            raise invalid_request(f"{name} is too long", param=name)
+        else:
+            self.values[name] = cut(self.parts, member.start, end)
+
+    # --- values ------------------------------------------------------------------------------------------------------
+
+    def _blank(self, window: bytes) -> bytes:
+        """The window with escaped quotes and backslashes blanked (by what may stand in strings only), up to an escape
+        that is not whole. All escapes in it are good.
+        """
+        escapes = window.count(b"\\")
+        if escapes == 0:
+            return window
+        self._units -= 30 * escapes + len(window)
+        window = window.replace(b"\\\\", b"__")
+        last = window.rfind(b"\\", max(0, len(window) - 5))
+        if last >= 0 and _UNFINISHED.fullmatch(window, last) is not None:
+            window = window[:last]
+        if _BAD_ESCAPE.search(window) is not None:
+            raise _invalid()
+        return window.replace(b'\\"', b"__")
+
+    def _string(self, window: bytes) -> int:
+        """Inside a string that is a top-level value."""
+        window = self._blank(window)
+        quote = window.find(b'"')
+        end = len(window) if quote < 0 else quote
+        text = window[:end]
+        if len(text.translate(None, _CONTROLS)) != end:
+            raise _invalid()
+        if quote >= 0:
+            self._end(self.offset + quote + 1)
+            end += 1
+        return end
+
+    def _nest(self, window: bytes) -> int:
+        """Inside brackets. Most windows are weighed as a whole; the one with the value's end is narrowed down to it."""
+        blank = self._blank(window)
+        size, inside = len(blank), int(self._inside)
+        if size == 0:
+            return 0
+        stretches = blank.split(b'"')
+        self._units -= 40 * len(stretches) + 2 * size + 5000
+        between = b"".join(stretches[inside::2])
+        brackets = between.translate(None, _BRACKETS_ONLY)
+        if len(brackets) > _BRACKETS and size > 2 * _BRACKETS:
+            self._size = 2 * _BRACKETS
+            return self._nest(window[: self._size])
+        closing, opening, height = self._balance(brackets)
+        if len(closing) >= len(self._stack):
+            self._near = True
+            if size > _LAST_BYTES:
+                self._size = max(size // 2, _LAST_BYTES)
+                return self._nest(window[: self._size])
+            return self._last(blank)
+        text = b"".join(stretches[1 - inside :: 2])
+        if between.translate(None, _BETWEEN) or len(text.translate(None, _CONTROLS)) != len(text):
+            raise _invalid()
+        depth = len(self._stack)
+        if depth + height > NESTING_MAX and depth + _peak(brackets) > NESTING_MAX:
+            raise invalid_request("the body is nested too deeply")
+        kept = depth - len(closing)
+        if self._stack[kept:].translate(_CLOSING)[::-1] != closing:
+            raise _invalid()
+        self._stack = self._stack[:kept] + opening
+        if len(stretches) & 1 == 0:
+            self._inside = not self._inside
+        if not self._near:
+            self._size = min(2 * self._size, WINDOW_BYTES)
+        return size
+
+    def _balance(self, brackets: bytes) -> tuple[bytes, bytes, int]:
+        """Brackets without those that close each other: what closes earlier ones, what stays open; and a bound of how
+        high they rise. Pairs with nothing between are taken out as long as that pays, then whole runs.
+        """
+        passes, size = 0, 2 * len(brackets)
+        while 8 * len(brackets) < 7 * size:
+            size = len(brackets)
+            brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+            self._units -= 8 * size
+            passes += 1
+        self._units -= 60 * len(brackets)
+        closing, opening, highest = b"", bytearray(), 0
+        for match in _RUNS.finditer(brackets):
+            run = match[0]
+            if run[0] in _OPENING:
+                opening += run
+                highest = max(highest, len(opening))
+                continue
+            count = min(len(run), len(opening))
+            kept = len(opening) - count
+            if opening[kept:].translate(_CLOSING)[::-1] != run[:count]:
+                raise _invalid()
+            del opening[kept:]
+            closing += run[count:]
+        return closing, bytes(opening), passes + highest
+
+    def _last(self, window: bytes) -> int:
+        """The end of the value is in this short (blanked) window."""
+        depth, inside = len(self._stack), self._inside
+        for match in _MARKS.finditer(window):
+            byte = match[0]
+            if byte == b'"':
+                inside = not inside
+            elif not inside:
+                depth += 1 if byte in b"[{" else -1
+            if depth == 0:
+                end = match.start()
+                if end:
+                    self._nest(window[:end])
+                if self._stack.translate(_CLOSING) != byte:
+                    raise _invalid()
+                self._end(self.offset + end + 1)
+                return end + 1
+        raise _invalid()
+
+
+def _invalid() -> CallError:
+    return invalid_request("the body is not valid JSON in UTF-8")
+
+
+def _peak(brackets: bytes) -> int:
+    """How high they rise above where they begin."""
+    return max(accumulate(array("b", brackets.translate(_RISE))))

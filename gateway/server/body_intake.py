@@ -1,0 +1,262 @@
+"""How a body that is not whole at once comes in: what `gateway.server.connection` builds on.
+
+Owns the body that is being read, from its head to the Call that takes it. Promises: nothing is read of a body that its
+head alone refuses, or that has no room; a large one is read a step in each turn of the loop, while it arrives; a form
+goes on while it arrives, once its model is known, and no engine has all of it before all of it was judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from gateway import errors
+from gateway.dispatch.memory_pressure import Pressure
+from gateway.errors import CallError
+from gateway.http import responses
+from gateway.http.body import LARGE_BYTES, Growing, Pieces
+from gateway.http.request_head import Head, Request
+from gateway.http.request_reader import AHEAD_BYTES_MAX, RequestReader
+from gateway.memory.body_budget import TLS_BYTES
+from gateway.request import body_edit
+from gateway.request.api_routes import Kind, Operation, lookup
+from gateway.request.multipart import names_model
+from gateway.server import precheck
+from gateway.server.transport import Ends
+
+if TYPE_CHECKING:
+    from gateway.gateway import Front
+
+PACE_BYTES_PER_S, PACE_GRACE_S = 1 << 20, 3.0
+"""While room is wanted: a body that comes more slowly, after so long, is refused."""
+REST_S_MAX, GROWING_S_MAX = 1.0, 3.0
+"""A form goes on while it comes when its rest is expected within so long; what then has not come is not waited for."""
+
+
+class Intake(Ends):
+    """One client connection, as far as it brings bodies."""
+
+    __slots__ = ("_continued", "_growing", "_grows_since_s", "_held", "_intake", "_reader")
+
+    def __init__(self, front: Front) -> None:
+        super().__init__(front)
+        self._reader = RequestReader(front.body_bytes_max)
+        self._continued = False
+        """100 Continue was sent for the request that is being read."""
+        self._intake: Pieces | None = None
+        """The body that is being read, until a Call has it."""
+        self._growing: Growing | None = None
+        """The same, while it goes on as it comes: `exchange` is its Call."""
+        self._grows_since_s = 0.0
+        self._held: Request | None = None
+        """Whole, but its large body is not read yet."""
+
+    # --- what the edge does ------------------------------------------------------------------------------------------
+
+    def _serve(self, request: Request | None) -> None:
+        """Answers a request that is whole, and what is whole after it."""
+        raise NotImplementedError
+
+    def _answer(self, request: Request) -> None:
+        """Answers one request, or makes it a Call."""
+        raise NotImplementedError
+
+    def _call(self, request: Request, operation: Operation) -> None:
+        """Makes a request a Call. Raises CallError."""
+        raise NotImplementedError
+
+    def _answer_early(self, head: Head, operation: Operation | None, error: CallError) -> None:
+        """Refuses a request whose body is still coming."""
+        raise NotImplementedError
+
+    def _refuse_bytes(self, error: CallError) -> None:
+        """Refuses what came; nothing after it can be read."""
+        raise NotImplementedError
+
+    def _occupied(self) -> bool:
+        """Whether the next request must wait."""
+        raise NotImplementedError
+
+    # --- what comes --------------------------------------------------------------------------------------------------
+
+    def _wait_for_more(self) -> None:
+        """A request is not whole yet, or comes before its turn."""
+        reader = self._reader
+        if reader.waiting_for == "body":
+            head, pieces = reader.pending, reader.pieces
+            if head is not None and pieces is not None and self._may_come(head, pieces, reader.length):
+                self._body_comes(head, pieces)
+        elif reader.waiting_for == "head":
+            if self._clock == "linger":  # what was dropped has ended
+                self._run("idle")
+            if self._clock == "idle" and reader.buffered:
+                self._run("head")
+
+    def _may_come(self, head: Head, pieces: Pieces, length: int | None) -> bool:
+        """Whether more of this body may come now; if never, that has been answered."""
+        room = self._front.room
+        if self._growing is not None:
+            return True  # its Call runs
+        if self._clock != "body" or (length is None and pieces.size > precheck.DROP_BYTES_MAX):
+            operation = lookup(head.method, head.path)
+            try:
+                precheck.judge(self._front, head, operation, length or pieces.size)
+            except CallError as error:
+                self._answer_early(head, operation, error)
+                return False
+        if self._clock != "body":
+            self._run("body")
+            self._continued = False
+            self._intake = pieces
+        elif self._front.dispatch.pressure is Pressure.NO_CALLS:
+            self._refuse_bytes(errors.out_of_memory())
+            return False
+        elif length is not None and length > LARGE_BYTES:
+            return True
+        large = length is not None and length > LARGE_BYTES
+        tls = 0 if self.unsent is None else min(TLS_BYTES, length if length is not None and large else pieces.size)
+        if room.admit(pieces, length, tls):
+            return True
+        if length is not None and large and room.wait(self, pieces, length, tls):
+            self._stop_reading()
+        else:
+            self._refuse_bytes(errors.out_of_memory())
+        return False
+
+    def let_in(self) -> None:
+        """There is room for the body that waits: it comes now, and has all of its time."""
+        self._run("body")
+        head, pieces = self._reader.pending, self._reader.pieces
+        if head is not None and pieces is not None:
+            self._resume_reading()
+            self._body_comes(head, pieces)
+
+    def _body_comes(self, head: Head, pieces: Pieces) -> None:
+        if pieces.size > LARGE_BYTES and self._reading:
+            self._stop_reading()  # one piece in each turn of the loop, however many are here already
+            self._has_read(head, pieces)
+            asyncio.get_running_loop().call_soon(self._turn)
+        if head.expects_continue and not self._continued:
+            self._continued = True
+            self.write(responses.CONTINUE)
+
+    def _has_read(self, head: Head, body: Pieces) -> bool:
+        """Reads a step of a large body, mostly while it arrives, so that nobody waits long; False: there is more."""
+        if body.scan is None:
+            operation = lookup(head.method, head.path)
+            if operation is not None and operation.kind is Kind.INFER:
+                body_edit.scan(operation, body, head.headers.get(b"content-type", b""))
+        return body.scan is None or body.scan.step(body.size)
+
+    def _turn(self) -> None:
+        """The next turn, for a request that is held back, or for a body that arrives."""
+        request = self._held
+        if self._lingers:  # all is said
+            self._held = None
+            self._resume_reading()
+            return
+        if request is not None:
+            if self._growing is not None or not self.paused:  # else it goes on when the client reads
+                self._held = None
+                self._resume_reading()
+                self._serve(request)
+            return
+        head, pieces = self._reader.pending, self._reader.pieces
+        if head is None or pieces is None:
+            self._resume_reading()
+            return
+        read = self._has_read(head, pieces)
+        self._pass_on(head, pieces)
+        if read:
+            self._resume_reading()
+        else:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _answer_large(self, request: Request, body: Pieces) -> None:
+        """Not before all of it is read."""
+        if not self._has_read(request.head, body):
+            self._hold(request)
+        elif self._growing is not None:
+            self._is_whole(request, self._growing)
+        else:
+            self._answer(request)
+            if self.exchange is None:
+                self._drop_intake()
+            self._intake = None
+
+    def _hold(self, request: Request) -> None:
+        """It goes on in the next turn of the loop."""
+        self._held = request
+        self._stop_reading()
+        asyncio.get_running_loop().call_soon(self._turn)
+
+    # --- a form that goes on while it comes --------------------------------------------------------------------------
+
+    def _pass_on(self, head: Head, pieces: Pieces) -> None:
+        """What was read of it may go on; its Call begins with its model."""
+        growing, scan, length = self._growing, pieces.scan, self._reader.length
+        if scan is None or length is None:
+            return
+        if growing is None:
+            operation = lookup(head.method, head.path)
+            if operation is not None and names_model(pieces) and self._is_soon_whole(pieces.size, length):
+                self._growing, self._grows_since_s = Growing(pieces, length, scan.offset), self._front.clock()
+                self._begin(Request(head, self._growing), operation)
+            return
+        exchange = self.exchange
+        if scan.error is not None:
+            self._refuse_bytes(scan.error)
+        elif exchange is not None:
+            growing.ready = scan.offset
+            exchange.more()
+
+    def _is_soon_whole(self, size: int, length: int) -> bool:
+        """Whether the rest comes soon, at the pace so far: a Slot is not for waiting."""
+        return (self._front.clock() - self._since_s) * (length - size) <= REST_S_MAX * size
+
+    def _begin(self, request: Request, operation: Operation) -> None:
+        try:
+            self._call(request, operation)
+        except CallError as error:
+            self._answer_early(request.head, operation, error)
+
+    def _is_whole(self, request: Request, growing: Growing) -> None:
+        """Of a Call that is running."""
+        exchange = self.exchange
+        self._clock, self._since_s = "busy", self._front.clock()
+        if exchange is None:
+            return
+        try:
+            if self._reader.ahead > AHEAD_BYTES_MAX:
+                raise errors.too_far_ahead()
+            taken = exchange.whole(request, growing)
+        except CallError as error:
+            self._refuse_bytes(error)
+            return
+        self._growing = None
+        if not taken:
+            self._drop_intake()
+        self._intake = None
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def _drop_intake(self) -> None:
+        """The body is of no use, or is small and has been joined."""
+        pieces, self._intake, self._growing = self._intake, None, None
+        if pieces is not None:
+            self._front.room.forget(self)
+            self._front.discard(pieces)
+
+    def _end_intake(self) -> None:
+        """The Call has its answer before all of its body came: the rest is dropped, and then it is the end."""
+        self._drop_intake()
+        self._linger()
+
+    def _lags(self, past_s: float) -> bool:
+        """While room is wanted, a body comes at some pace, or makes room; one that goes on at once has to come soon."""
+        room, pieces = self._front.room, self._intake
+        if self._growing is not None and self._front.clock() - self._grows_since_s > GROWING_S_MAX:
+            return True
+        if not room.wanted or pieces is None or room.waits(self):
+            return False
+        return past_s > PACE_GRACE_S and pieces.size < past_s * PACE_BYTES_PER_S

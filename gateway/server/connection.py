@@ -1,0 +1,306 @@
+"""The inference port: one asyncio.Protocol per client connection around `gateway.http.request_reader`.
+
+Owns client connections: their clocks, their bounds, one request at a time in order, and answers that need no engine.
+Promises: every answer carries the request id; a client that leaves (end of stream, reset, half-close) is noticed at
+once, for reading goes on while its Call runs; one that does not read stops the engine's reading and is cut in the end;
+what is refused before it was read whole is answered, and then the connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from gateway import errors
+from gateway.dispatch.memory_pressure import Pressure
+from gateway.errors import CallError
+from gateway.http import responses
+from gateway.http.body import Pieces
+from gateway.http.request_head import Head, Request
+from gateway.http.request_reader import AHEAD_BYTES_MAX
+from gateway.request import headers
+from gateway.request.api_routes import Kind, Operation, lookup
+from gateway.server import local_routes, precheck
+from gateway.server.body_intake import Intake
+from gateway.server.exchange import admit
+from gateway.server.transport import LINGER_S
+
+if TYPE_CHECKING:
+    from gateway.gateway import Front
+
+ANSWERS_A_TURN = 32
+"""Of requests that were pipelined, in one turn of the loop: about a millisecond."""
+
+
+class Connection(Intake):
+    """One client connection. `exchange` is its running Call."""
+
+    __slots__ = ("_serving", "address", "cors", "id_bytes", "request_id")
+
+    def __init__(self, front: Front) -> None:
+        super().__init__(front)
+        self._serving = False
+        """`_serve` is on the stack: it takes the next request itself."""
+        self.address = ""
+        self.request_id = ""
+        self.id_bytes = b""
+        self.cors = b""
+
+    # --- asyncio -----------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client is here; one too many from its address is closed unanswered."""
+        peer = self._made(transport).get_extra_info("peername")
+        self._since_s = self._front.clock()
+        self.address = peer[0] if isinstance(peer, tuple) else ""
+        if not self._front.opened(self):
+            self._abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request."""
+        if self._lingers:
+            return
+        try:
+            request = self._reader.feed(data)
+        except CallError as error:
+            self._refuse_bytes(error)
+            return
+        if request is not None:
+            if self._intake is not None and isinstance(request.body, bytes):
+                self._drop_intake()
+            self._serve(request)
+        else:
+            self._wait_for_more()
+
+    def eof_received(self) -> None:
+        """The client sends no more: it has left, also when it only half-closed."""
+        self._left()
+        self._close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        del exc
+        self.let_go()
+        self._left()
+        self._transport = None
+        self._drop_intake()
+        self._held, self._lingers = None, True  # a turn that is still to come finds nothing to do
+        self._front.closed(self)
+
+    def _fell_behind(self) -> None:
+        self._since_s = self._front.clock()
+        if self.exchange is not None:
+            self.exchange.pause()
+        else:
+            self._run("stall")
+            self._stop_reading()  # who does not read its answers is not asked for more
+
+    def _caught_up(self) -> None:
+        if self.exchange is not None:
+            self.exchange.resume()
+        elif not self._lingers and not self._serving:
+            asyncio.get_running_loop().call_soon(self._read_on)  # a transport that says so cannot bear to be closed
+
+    def _read_on(self) -> None:
+        """Goes on where the client stopped reading."""
+        if self._held is not None:
+            self._turn()
+        elif self._occupied():
+            return
+        elif self._reader.waiting_for == "nothing":
+            self._next()
+        else:
+            self._run({"body": "body", "drop": "linger"}.get(self._reader.waiting_for, "idle"))
+            self._resume_reading()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _serve(self, request: Request | None) -> None:
+        """Answers what has been read, in order, until a Call runs or nothing whole is left; some in each turn."""
+        self._serving = True
+        for _ in range(ANSWERS_A_TURN):
+            if request is None:
+                break
+            if isinstance(request.body, Pieces):
+                self._answer_large(request, request.body)
+            else:
+                self._answer(request)
+            request = None if self._occupied() else self._take_next()
+        if request is not None:
+            self._hold(request)
+        self._serving = False
+
+    def _answer(self, request: Request) -> None:
+        front = self._front
+        now_s = front.clock()
+        self._clock, self._since_s = "busy", now_s
+        self._continued = False
+        head = request.head
+        self.request_id = headers.request_id(head) or front.make_id()
+        self.id_bytes = self.request_id.encode()
+        self.cors = local_routes.cors(head, front.directory.settings.cors_origins)
+        operation = lookup(head.method, head.path)
+        try:
+            precheck.check_sender(front, head)
+            if operation is None:
+                raise errors.path_not_found()
+            if operation.kind is not Kind.INFER:
+                precheck.check_short(operation, len(request.body))
+            elif self._reader.ahead > AHEAD_BYTES_MAX:
+                raise errors.too_far_ahead()
+            else:
+                self.exchange = exchange = admit(front, self, request, operation, now_s)
+                front.begin(exchange, now_s)
+                return
+            self.write(local_routes.answer(front, head, operation, self.id_bytes, self.cors))
+        except CallError as error:
+            front.telemetry.turned_away(self.request_id, error.code)
+            close = error.close or not head.keep_alive or head.method == b"HEAD"
+            self.say_error(error, "openai" if operation is None else operation.dialect, head, close=close)
+            if error.close:
+                self._linger()
+            else:
+                self.answered(close=close)
+        else:
+            self.answered(close=not head.keep_alive)
+
+    def _call(self, request: Request, operation: Operation) -> None:
+        self._named(request.head)
+        now_s = self._front.clock()
+        self.exchange = exchange = admit(self._front, self, request, operation, now_s)
+        self._front.begin(exchange, now_s)
+
+    def answered(self, *, close: bool) -> None:
+        """The answer is written: the next request, or the end."""
+        self.exchange = None
+        if self._growing is not None:
+            self._end_intake()
+        elif close or self._front.closing:
+            self._close()
+        elif self.paused:
+            self._run("stall")
+        elif not self._serving:
+            self._next()
+
+    def broke_off(self, *, told: bool) -> None:
+        """The answer ends before its end; where nothing in it says so, a reset does."""
+        self.exchange = None
+        if told and self._growing is not None:
+            self._end_intake()
+        elif told:
+            self._close()
+        else:
+            self._reset()
+
+    def say_error(self, error: CallError, dialect: str, head: Head | None = None, *, close: bool = False) -> None:
+        """Writes a whole error answer."""
+        close = close or self._front.closing or (head is not None and not head.keep_alive)
+        out = responses.error(error, self.id_bytes, dialect, close=close, more=self.cors)
+        if head is not None and head.method == b"HEAD":
+            out = out[: out.index(b"\r\n\r\n") + 4]
+        self.write(out)
+
+    def _next(self) -> None:
+        request = None if self._occupied() else self._take_next()
+        if request is not None:
+            self._serve(request)
+
+    def _take_next(self) -> Request | None:
+        """The next request if the client has sent all of it; else its clock begins."""
+        self._run("idle")
+        reader = self._reader
+        ahead = reader.ahead
+        try:
+            request = reader.next()
+        except CallError as error:
+            self._refuse_bytes(error)
+            return None
+        if not self._reading:
+            self._resume_reading()
+        if request is None and ahead:
+            self._wait_for_more()
+        return request
+
+    def _occupied(self) -> bool:
+        return (
+            self.exchange is not None
+            or self._held is not None
+            or self.paused
+            or self._lingers
+            or self._transport is None
+            or self._transport.is_closing()
+        )
+
+    def _answer_early(self, head: Head, operation: Operation | None, error: CallError) -> None:
+        """The head was enough. A short rest of the body is dropped; else, or where it may never come, it is the end."""
+        self._named(head)
+        self._drop_intake()
+        self._front.telemetry.turned_away(self.request_id, error.code)
+        stays = head.keep_alive and not head.expects_continue and not error.close
+        stays = stays and not self.paused and not self._front.closing
+        stays = stays and self._reader.drop(precheck.DROP_BYTES_MAX)
+        self.say_error(error, "openai" if operation is None else operation.dialect, head, close=not stays)
+        if stays:
+            self._run("linger")
+        else:
+            self._linger()
+
+    def _refuse_bytes(self, error: CallError) -> None:
+        """What came is no request; nothing after it can be read."""
+        if self.exchange is not None and self._growing is not None:
+            self.exchange.fail(error)
+            return
+        if self.exchange is not None:  # sent ahead of its turn: the answer to the request before it is not out yet
+            self._abort()
+            return
+        head = self._reader.told()
+        operation = None if head is None else lookup(head.method, head.path)
+        self._named(head)
+        self._front.telemetry.turned_away(self.request_id, error.code)
+        self.say_error(error, "openai" if operation is None else operation.dialect, head, close=True)
+        self._drop_intake()
+        self._linger()
+
+    def _named(self, head: Head | None) -> None:
+        """Gives the request that is read its id, and its answer what a browser wants."""
+        front = self._front
+        self.request_id = (None if head is None else headers.request_id(head)) or front.make_id()
+        self.id_bytes = self.request_id.encode()
+        self.cors = b"" if head is None else local_routes.cors(head, front.directory.settings.cors_origins)
+
+    # --- clocks and ends ---------------------------------------------------------------------------------------------
+
+    def sweep(self, now_s: float) -> None:
+        """About twice a second: has the clock that runs run out?"""
+        limits, past_s = self._front.limits, now_s - self._since_s
+        if self.paused or self._clock == "stall":
+            if past_s > LINGER_S and self._said_all():
+                self._abort()
+            elif not self._takes(now_s) and past_s > limits.write_stall_seconds_max:
+                self._left()
+                self._reset()
+        elif self._clock == "idle":
+            if past_s > limits.idle_seconds_max or (self._short() and past_s > LINGER_S):
+                self._close()
+        elif self._clock == "head":
+            if past_s > limits.header_seconds_max:
+                self._refuse_bytes(errors.request_timeout())
+        elif self._clock == "body":
+            if past_s > limits.body_seconds_max:
+                waits = self._front.room.waits(self)
+                self._refuse_bytes(errors.out_of_memory() if waits else errors.request_timeout())
+            elif self._lags(past_s):
+                self._refuse_bytes(errors.request_timeout())
+        elif self._clock == "linger" and past_s > LINGER_S:
+            self._abort()
+
+    def close_if_idle(self) -> None:
+        """The gateway stops."""
+        if self.exchange is None and self._clock in ("idle", "head"):
+            self._close()
+        elif self.exchange is None and self._clock == "body":
+            self._refuse_bytes(errors.shutting_down())  # it is no Call yet, and would hold up the stop until it is
+
+    def _short(self) -> bool:
+        """Memory is very short: connections that do nothing hold some of it, too."""
+        return self._front.dispatch.pressure is Pressure.NO_CALLS

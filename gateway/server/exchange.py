@@ -1,0 +1,402 @@
+"""One Call in the shell: from a Request to its Outcome, between one client connection and one engine at a time.
+
+Owns what the client has been told so far, and the Call's clocks. Promises: the client gets one answer or one error; the
+first body byte of an engine's answer is the commit point: before it the Call may move, after it never; a stream
+that breaks is told so between two events and then ends without its last chunk, never with `[DONE]`; whoever leaves, the
+engine is let go of at once. It decides nothing about queues and Slots: dispatch does, and is told everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from autoscaler.contract import ModelEntry
+from gateway import errors
+from gateway.dispatch.call import Call, Outcome
+from gateway.errors import CallError
+from gateway.http import responses, sse
+from gateway.http.body import Body, Growing
+from gateway.http.request_head import Head, Request
+from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead, tail
+from gateway.request import body_edit
+from gateway.request.api_routes import Operation
+from gateway.request.auth import cache_salt
+from gateway.request.headers import asked, upstream_head
+from gateway.server import precheck as early
+from gateway.server.relay import Answer
+from gateway.upstream import token_usage
+from gateway.upstream.connection import EngineConnection, Loss
+
+if TYPE_CHECKING:
+    from gateway.gateway import Front
+    from gateway.server.connection import Connection
+
+PARKED, SENT, RELAYING, ENDED = range(4)
+"""Waits for a grant; is with an engine that has answered nothing; is being answered (committed); has its Outcome."""
+
+BREATHS_S = (0.05, 1.0)
+"""Before a Call moves off an engine that broke its connection, and again: by then it refuses, or Routes have told. One
+that is killed may end connections before it stops listening; the second move is only off one that they say ends."""
+
+Reason = Literal["connect", "reset", "busy", "timeout"]
+
+_COLD = b"x-pilotlight-cold: 1\r\n"
+_CODES = {status: str(status) for status in range(200, 600)}
+
+_NO_HEAD = ResponseHead(0, False, 0, False, b"", b"")
+_NO_BODY = BodyWalker(_NO_HEAD)
+_NO_ANSWER = Answer(_NO_HEAD, _NO_BODY, framed=False, drop_usage=False)
+
+
+def admit(front: Front, client: Connection, request: Request, operation: Operation, now_s: float) -> Exchange:
+    """The Call that a Request asks for, not yet known to dispatch. Raises CallError."""
+    head = request.head
+    tenant, wish = front.tenant(head), asked(head)
+    if wish.error is not None:
+        raise wish.error.with_traceback(None)  # it is remembered, and would remember every place where it was raised
+    if operation.model or wish.model:
+        early.check_model(front, tenant, operation, wish)
+    peek = body_edit.read(operation, request.body, wish.content_type, wish.model)
+    entry = front.directory.resolve(tenant, peek.model)
+    if operation.dialect not in entry.dialects:
+        raise errors.other_dialect()
+    salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
+    body = body_edit.edit(operation, peek, entry.served_name, salt, entry.lora)
+    deadline_s = now_s + min(entry.queue.wait_seconds_max, wish.wait_s)
+    priority, stream = min(tenant.priority_max, wish.priority), peek.stream
+    call = Exchange(
+        client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), stream, operation.dialect
+    )
+    call.connect(front, client, head, operation, entry, body)
+    call.drop_usage = stream and operation.usage and not peek.wants_usage
+    return call
+
+
+class Exchange(Call):
+    """The shell's Call, and the Sink of its engine's response (`gateway.upstream.connection`)."""
+
+    __slots__ = (
+        "_alive_s", "_answer", "_body", "_breath", "_client", "_close", "_early", "_entry", "_framed",
+        "_front", "_moved", "_operation", "_response", "_stage", "_told_s", "_upwards", "_walker",
+        "drop_usage", "engine",
+    )  # fmt: skip
+
+    def connect(  # noqa: PLR0917  as Call.__init__
+        self, front: Front, client: Connection, head: Head, operation: Operation, entry: ModelEntry, body: Body
+    ) -> None:
+        """Whom it is for and what it sends. To be called once, before anything else."""
+        self._moved = False  # bytes came since the last sweep; this and the next three are one line of a cache
+        self._walker = _NO_BODY
+        self._answer = _NO_ANSWER  # what the engine's bytes become, once committed
+        self._front = front
+        self._client = client
+        self._operation = operation
+        self._entry = entry
+        self._upwards = asked(head).upwards
+        self._body: Body = body
+        self.drop_usage = False  # the usage chunk is our wish, not the client's
+        self.engine: EngineConnection | None = None
+        self._breath: asyncio.TimerHandle | None = None  # it is about to move
+        self._stage = PARKED
+        self._framed = head.minor == 1
+        """What we frame ourselves goes out in chunks; else (HTTP/1.0) bare, and the end is the close."""
+        self._close = not head.keep_alive or front.closing or isinstance(body, Growing)
+        self._early = False  # the head went out while the Call was parked
+        self._told_s = self.arrived_s
+        """When a parked stream last heard something."""
+        self._response = _NO_HEAD
+        self._alive_s = 0.0
+
+    # --- what dispatch says ----------------------------------------------------------------------------------------
+
+    def granted(self, address: str) -> None:
+        """A Slot is ours: the request goes out."""
+        self._stage = SENT
+        self.sent_s = 0.0
+        body = self._body
+        try:
+            pool = self._front.upstreams.to(address)
+            head = upstream_head(self._upwards, self._operation, pool.authority, len(body), self._client.id_bytes)
+        except CallError as error:
+            self._refuse(error)
+            return
+        except ValueError:  # Routes name no address: an autoscaler of another version, perhaps
+            self._refuse(errors.upstream_error())
+            return
+        single = self.stream and self._entry.closes_after_stream
+        pool.send(self, (head, body), single=single)
+
+    def refused(self, error: CallError) -> None:
+        """Dispatch has ended the Call with an error."""
+        self._end(Outcome.FAILED, error.code)
+        self._say(error)
+
+    # --- what the engine says (Sink) -------------------------------------------------------------------------------
+
+    def engine_sent(self) -> None:
+        """The request is on its way."""
+        self.sent_s = self._alive_s = self._front.clock()
+
+    def engine_head(self, head: ResponseHead, walker: BodyWalker) -> Callable[[bytes], None] | None:
+        """A head does not commit us yet; one that says `not now` or `elsewhere` never will."""
+        if head.elsewhere:
+            self._bounce("busy" if head.status >= 400 else "reset")
+            return None
+        self._response = head
+        self._walker = walker
+        return self._commit
+
+    def engine_end(self) -> None:
+        """The engine's answer is whole."""
+        if self._stage == SENT:
+            if self._walker.until_close:  # not one byte of a body whose end only the close tells: it broke
+                self.engine_lost("reset")
+                return
+            self._commit(b"")
+        if self._answer.cut_off:
+            self._break(errors.upstream_error())
+            return
+        rest = self._answer.ending()
+        if rest:
+            self._client.write(rest)
+        self._finish(self._response.status, self._walker.tail())
+
+    def engine_whole(self, head: ResponseHead, body: bytes) -> None:
+        """An answer that came in one piece goes on in one."""
+        if self._early or head.elsewhere:
+            walker = BodyWalker(head)
+            if self.engine_head(head, walker) is not None:
+                self._commit(body)
+                self.engine_end()
+            return
+        front = self._front
+        self.first_byte_s = front.clock()
+        self._close = self._close or front.closing
+        self._client.write(self._relayed_head(head, length=head.length, chunked=False) + body)
+        self._finish(head.status, tail(body))
+
+    def _finish(self, status: int, tail: bytes) -> None:
+        """The client has the whole answer; `tail` holds the ends of its body."""
+        if status < 400:
+            self.tokens_in, self.tokens_out = token_usage.tokens(tail)
+            self._end(Outcome.COMPLETED, _CODES[status])
+        else:
+            self._end(Outcome.FAILED, _CODES[status])
+        self._client.answered(close=self._close)
+
+    def engine_lost(self, loss: Loss) -> None:
+        """Before the commit point the Call may move; after it the client is told as well as its protocol allows."""
+        if self._stage != SENT:
+            self._break(errors.upstream_error())
+        elif loss == "connect":
+            self._bounce("connect")
+        else:
+            breath_s = BREATHS_S[self.fled is not None]
+            self._breath = asyncio.get_running_loop().call_later(breath_s, self._bounce, "reset")
+
+    # --- what the client does --------------------------------------------------------------------------------------
+
+    def client_left(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._let_go()
+        self._end(Outcome.ABANDONED, "client_closed")
+
+    def more(self) -> None:
+        """More of a body that grows may go on."""
+        if self.engine is not None:
+            self.engine.send_more()
+
+    def whole(self, request: Request, growing: Growing) -> bool:
+        """A body that grew is whole; False: it is needed no longer. Raises CallError where it is not one after all."""
+        if self._stage == ENDED:
+            return False
+        wish = asked(request.head)
+        peek = body_edit.read(self._operation, request.body, wish.content_type, wish.model)
+        growing.end()
+        if self._stage == RELAYING:  # an engine that answers while it reads still wants the rest
+            self._body = request.body
+        else:
+            self.stream, self.sent_s = peek.stream, self.sent_s and self._front.clock()
+            self._close = self._early or not request.head.keep_alive or self._front.closing
+            self._body = body_edit.edit(self._operation, peek, self._entry.served_name)
+            if self.engine is not None:
+                self.engine.single |= self.stream and self._entry.closes_after_stream
+        self.more()
+        return True
+
+    def pause(self) -> None:
+        """The client does not keep up: neither shall the engine."""
+        if self.engine is not None:
+            self.engine.pause()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if self.engine is not None:
+            self.engine.resume()
+
+    # --- the clocks ------------------------------------------------------------------------------------------------
+
+    def sweep(self, now_s: float) -> None:
+        """Every 100 ms or so: has one of the Call's clocks run out?"""
+        stage, clocks = self._stage, self._entry.clocks
+        if stage == PARKED:
+            self._sweep_parked(now_s)
+        elif stage == SENT:
+            limit_s = clocks.first_byte_seconds_max if self.stream else clocks.response_seconds_max
+            if self.sent_s and now_s - self.sent_s > limit_s and not isinstance(self._body, Growing):
+                self._bounce("timeout")
+        elif stage == RELAYING:
+            moved, self._moved = self._moved, False
+            if moved:
+                self._front.perform(self._front.dispatch.heard(self, now_s))
+            if self.stream and (moved or self._client.paused):
+                self._alive_s = now_s
+            elif now_s - self._alive_s > (clocks.stall_seconds_max if self.stream else clocks.response_seconds_max):
+                self._break(errors.upstream_timeout())
+
+    def fail(self, error: CallError) -> None:
+        """It ends here: the gateway stops and the grace is over, or the rest of its body cannot be had."""
+        if self._stage == RELAYING:
+            self._break(error)
+        elif self._stage != ENDED:
+            self._refuse(error)
+
+    def _sweep_parked(self, now_s: float) -> None:
+        settings = self._front.directory.settings
+        if self.stream:
+            if 0 < settings.keepalive_seconds <= now_s - self._told_s:
+                self._told_s = now_s
+                self._say_waiting(now_s)
+        elif 0 < settings.silent_seconds_max <= now_s - self.arrived_s:
+            self._front.perform(self._front.dispatch.give_up(self, now_s))
+
+    def _say_waiting(self, now_s: float) -> None:
+        """The early head, then a comment each time (interfaces, section 3, Cold Calls)."""
+        client, out = self._client, b""
+        if not self._early:
+            self._early = True
+            self._close = self._close or not self._framed
+            more = client.cors + (_COLD if self.cold else b"")
+            out = responses.early_head(client.id_bytes, chunked=self._framed, close=self._close, more=more)
+        position, expected_s = self._front.dispatch.wait_note(self, now_s)
+        self._client.write(out + self._frame(sse.waiting(position, expected_s, self.dialect)))
+
+    # --- the body --------------------------------------------------------------------------------------------------
+
+    def _commit(self, data: bytes) -> None:
+        """The first body byte, or an empty body: from here on the answer is this engine's."""
+        head, engine, early = self._response, self.engine, self._early
+        self.first_byte_s = self._front.clock()
+        self._answer = answer = Answer(
+            head,
+            self._walker,
+            framed=self._framed,
+            drop_usage=self.drop_usage,
+            early=early,
+            note=b": server-timing %b\n\n" % self._timing() if early else b"",
+            dialect=self.dialect,
+        )
+        if self._front.closing or (answer.length is None and not answer.chunked):
+            self._close = True
+        out = answer.take(data)
+        if not early:
+            out = self._relayed_head(head, length=answer.length, chunked=answer.chunked) + out
+        self._stage = RELAYING  # not before: an odd first byte still lets the Call move
+        self._moved = True
+        self._drop_body()
+        if engine is not None:
+            engine.take = self._relay
+            if self._client.paused:
+                engine.pause()
+        self._client.write(out)
+
+    def _relay(self, data: bytes) -> None:
+        """The hot path: one piece of the body, straight into the client's transport."""
+        self._moved = True
+        answer = self._answer
+        out = answer.shape(data)
+        if self._walker.ended:
+            out += answer.ending()
+        if out:
+            self._client.write(out)
+
+    def _frame(self, content: bytes) -> bytes:
+        return sse.chunk(content) if self._framed else content
+
+    def _relayed_head(self, head: ResponseHead, *, length: int | None, chunked: bool) -> bytes:
+        more = b"server-timing: %b\r\n%b" % (self._timing(), self._client.cors)
+        if self.cold:
+            more += _COLD
+        return responses.head(
+            head.status,
+            head.fields,
+            self._client.id_bytes,
+            length=length,
+            chunked=chunked,
+            close=self._close,
+            more=more,
+        )
+
+    def _timing(self) -> bytes:
+        phases_ms = self._front.dispatch.phases_ms(self.model) if self.cold else {}
+        queued_s = (self.granted_s or self.arrived_s) - self.arrived_s
+        return responses.server_timing(queued_s, self.first_byte_s - self.sent_s, phases_ms)
+
+    # --- ends ------------------------------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        if self.engine is not None:
+            self.engine.let_go()
+        if self._breath is not None:
+            self._breath.cancel()
+            self._breath = None
+
+    def _drop_body(self) -> None:
+        """It will not be sent again."""
+        body, self._body = self._body, b""
+        self._front.discard(body)
+
+    def _bounce(self, reason: Reason) -> None:
+        """Nothing of an answer came through: dispatch says where to, or that it was enough."""
+        self._let_go()
+        self._stage = PARKED
+        front = self._front
+        front.telemetry.retried(self.model, reason)
+        front.perform(front.dispatch.bounce(self, front.clock(), reason))
+
+    def _refuse(self, error: CallError) -> None:
+        """We ourselves end a Call that nothing was answered to."""
+        self._let_go()
+        self._end(Outcome.FAILED, error.code)
+        self._say(error)
+
+    def _break(self, error: CallError) -> None:
+        """The answer breaks off after the commit point. No client may take it for whole."""
+        self._let_go()
+        told = self._answer.whole
+        if told:
+            self._client.write(self._frame(errors.event(error, self.dialect)))
+        self._end(Outcome.FAILED, error.code)
+        self._client.broke_off(told=told or self._framed)
+
+    def _say(self, error: CallError) -> None:
+        """The one error of a Call, as an answer or, after an early head, as the last event of the stream."""
+        if self._early:
+            event = self._frame(errors.event(error, self.dialect))
+            self._client.write(event + LAST_CHUNK if self._framed else event)
+        else:
+            self._client.say_error(error, self.dialect, close=self._close)
+        self._client.answered(close=self._close or error.close)
+
+    def _end(self, outcome: Outcome, code: str) -> None:
+        """The Call has its Outcome; told once."""
+        front = self._front
+        self._stage = ENDED
+        self._drop_body()  # the queue's heap of deadlines may know an ended Call for a while
+        now_s = front.clock()
+        phases_ms = front.dispatch.phases_ms(self.model) if self.cold else {}
+        start_s = (sum(phases_ms.values()) - phases_ms.get("decide", 0.0)) / 1e3
+        front.telemetry.ended(self, outcome, code, now_s, start_s)
+        front.end(self, outcome, now_s)

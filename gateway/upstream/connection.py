@@ -1,0 +1,348 @@
+"""One connection to one engine: one response at a time, and never used again once something was odd.
+
+Owns sending, reading heads and knowing where bodies end; what becomes of the bytes is the Sink's business. Promises: a
+Sink hears exactly one end (`engine_end` or `engine_lost`) unless it let go first; who lets go has the connection to the
+engine aborted at once, so that the engine stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, Protocol, cast
+
+from gateway.http.body import Body, Growing, Part, Pieces
+from gateway.http.response_reader import BodyWalker, FramingError, HeadReader, ResponseHead
+
+if TYPE_CHECKING:
+    from gateway.upstream.pool import Pool
+
+STALE_S = 0.25
+"""A pooled connection that is lost so soon after a request went out was closed before: the engine took nothing."""
+TURN_BYTES = 256 << 10
+"""Of a large body at most so much is sent in one turn of the loop."""
+RECEIVE_BYTES = 48 << 10
+"""What the kernel keeps of an engine's answer until we read it, and so what one read brings (it doubles the number for
+its own needs). A client that reads nothing has so much of its answer waiting here; left to itself the kernel keeps
+megabytes of each stream.
+"""
+JOIN_BYTES_MAX = 64 << 10
+"""Up to here head and body go out joined, in one system call; a longer body is not copied."""
+
+Loss = Literal["connect", "reset", "odd"]
+
+
+class Sink(Protocol):
+    """Who a response is for."""
+
+    engine: EngineConnection | None
+    """Kept by the connection: the one that works for this Sink now."""
+    sent_s: float
+    """When the request was written, by `time.monotonic`."""
+
+    def engine_sent(self) -> None:
+        """The request is written to a connection."""
+
+    def engine_head(self, head: ResponseHead, walker: BodyWalker) -> Callable[[bytes], None] | None:
+        """The final head is here; returns who takes the body's bytes (through the walker), None if it has let go."""
+
+    def engine_end(self) -> None:
+        """The body has ended as its framing says."""
+
+    def engine_whole(self, head: ResponseHead, body: bytes) -> None:
+        """Head, body and end in one: nearly every answer that does not stream comes so."""
+
+    def engine_lost(self, loss: Loss) -> None:
+        """No connection, or it ended early, or what came is no HTTP."""
+
+
+class EngineConnection(asyncio.Protocol):
+    """One connection to one engine. `take` is what the Sink reads the body with; it may be replaced by the Sink."""
+
+    __slots__ = (
+        "_behind", "_cause", "_full", "_growing", "_head", "_paused", "_pool", "_reading", "_request", "_sent",
+        "_transport", "_unsent", "_walker", "after_stream", "connecting", "reused", "single", "sink", "sweeps", "take",
+    )  # fmt: skip
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport | None = None
+        self._head = HeadReader()
+        self._walker: BodyWalker | None = None
+        self._request: tuple[bytes, Body] | None = None
+        self._unsent: list[Part] = []
+        """What is left to send of a large body, the next piece last."""
+        self._growing: Growing | None = None
+        """The body that is sent while it comes."""
+        self._sent = 0
+        """Bytes of it."""
+        self._full = False
+        """The engine does not keep up with what is sent to it."""
+        self._reading = True
+        self._paused = False
+        """The client does not keep up."""
+        self._behind = False
+        """Some of what was read waits for a later turn of the loop."""
+        self._cause: Exception | None = None
+        """Why the connection was lost meanwhile."""
+        self.connecting: asyncio.Task[None] | None = None
+        self.sink: Sink | None = None
+        self.take: Callable[[bytes], None] = _nobody
+        self.single = False
+        """Not to be pooled after this response."""
+        self.reused = False
+        self.after_stream = False
+        """The previous response was a stream."""
+        self.sweeps = 0
+        """How long it has been idle."""
+
+    def start(self, sink: Sink, request: tuple[bytes, Body], *, single: bool) -> None:
+        """Sends a request on a connection that is there, or will be (`connection_made`)."""
+        self.sink = sink
+        self.single = single
+        self._request = request
+        sink.engine = self
+        if self._transport is not None:
+            self._send(sink, self._transport)
+
+    def pause(self) -> None:
+        """The client does not keep up."""
+        self._paused = True
+        self._read_on()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        self._paused = False
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Or not: neither when the client does not keep up, nor before all that was read has had its turn."""
+        transport, reading = self._transport, not (self._paused or self._behind)
+        if transport is None or transport.is_closing() or reading is self._reading:
+            return
+        self._reading = reading
+        if reading:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
+    def let_go(self) -> None:
+        """The Sink wants no more: the engine's connection ends now."""
+        sink, self.sink = self.sink, None
+        self.take = _nobody
+        if sink is not None:
+            sink.engine = None
+        if self._transport is not None:
+            self._pool.leaving.add(self)
+            self._transport.abort()
+        elif self.connecting is not None:
+            self.connecting.cancel()
+
+    def close(self) -> None:
+        """Ends an idle connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def eof_received(self) -> None:
+        """The engine sends no more: nothing can be asked on it from now on."""
+        if self.sink is None:
+            self._pool.lost_idle(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected: the request goes out in the same step."""
+        self._transport = cast("asyncio.Transport", transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        self.connecting = None
+        self._pool.connections += 1
+        if self.sink is None:
+            self._transport.abort()
+        else:
+            self._send(self.sink, self._transport)
+
+    def _send(self, sink: Sink, transport: asyncio.Transport) -> None:
+        head, body = self._request or (b"", b"")
+        if not self.reused:
+            self._request = None  # only a pooled connection's loss is answered by sending again
+        if isinstance(body, (Pieces, Growing)):
+            if isinstance(body, Pieces):
+                self._unsent = body.parts[::-1]
+            else:
+                self._growing, self._sent = body, 0
+            transport.write(head)
+            self.send_more()
+        elif len(body) <= JOIN_BYTES_MAX:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+        sink.engine_sent()
+
+    def send_more(self) -> None:
+        """Some of a large body: the rest goes in later turns of the loop, so that others get theirs."""
+        transport = self._transport
+        if transport is None or self._full or transport.is_closing():
+            return
+        parts = self._next() if self._growing is None else self._next_grown(self._growing)
+        if parts:
+            transport.writelines(parts)
+            if not self._full:
+                asyncio.get_running_loop().call_soon(self.send_more)
+
+    def _next_grown(self, body: Growing) -> list[Part]:
+        parts = body.take(self._sent, TURN_BYTES)
+        self._sent += sum(map(len, parts))
+        return parts
+
+    def _next(self) -> list[Part]:
+        unsent = self._unsent
+        size, parts = 0, list[Part]()
+        while unsent and size < TURN_BYTES:
+            part = unsent.pop()
+            if len(part) > TURN_BYTES:
+                view = memoryview(part)
+                unsent.append(view[TURN_BYTES:])
+                part = view[:TURN_BYTES]
+            parts.append(part)
+            size += len(part)
+        return parts
+
+    def pause_writing(self) -> None:
+        """The engine does not keep up."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """The engine has caught up."""
+        self._full = False
+        self.send_more()
+
+    def data_received(self, data: bytes) -> None:
+        """The hot path: bytes go to whoever takes them."""
+        walker = self._walker
+        try:
+            if walker is None:
+                self._read_head(data)
+                walker = self._walker
+            else:
+                self.take(data)
+        except FramingError:
+            self._lost("odd")
+            return
+        if walker is not None and (walker.ended or walker.unread) and self.sink is not None:
+            self._walked(self.sink, walker)
+
+    def _walked(self, sink: Sink, walker: BodyWalker) -> None:
+        """The response is whole, or the rest of what was read goes on in later turns, so that others get theirs."""
+        if walker.ended:
+            self._finish(sink, walker)
+        elif not self._behind:
+            self._behind = True
+            self._read_on()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """The next of these turns. A connection that is lost between them is lost after the last."""
+        self._behind = False
+        if self._walker is not None and self.sink is not None:
+            self.data_received(b"")
+        if self._behind:
+            return
+        self._read_on()
+        if self._transport is None and self.sink is not None:
+            self._gone(self.sink, self._cause)
+
+    def _read_head(self, data: bytes) -> None:
+        sink, transport = self.sink, self._transport
+        if sink is None:
+            if transport is not None and not transport.is_closing():
+                self._pool.surplus()  # nothing was asked
+                transport.abort()
+            return
+        read = self._head.feed(data)
+        if read is None:
+            return
+        self._request = None
+        head, rest = read
+        if head.length == len(rest) and not head.event_stream:
+            self.after_stream = False
+            self._freed(sink, keep=head.keep_alive)
+            sink.engine_whole(head, rest)
+            return
+        walker = BodyWalker(head)
+        take = sink.engine_head(head, walker)
+        if take is None:
+            return
+        if not head.keep_alive:
+            self.single = True
+        self.after_stream = head.event_stream
+        self._walker = walker
+        self.take = take
+        if rest:
+            take(rest)
+
+    def _finish(self, sink: Sink, walker: BodyWalker) -> None:
+        """The response is whole."""
+        self._walker = None
+        self.take = _nobody
+        if walker.excess:
+            self._pool.surplus()
+        self._freed(sink, keep=not walker.excess)
+        sink.engine_end()
+
+    def _freed(self, sink: Sink, *, keep: bool) -> None:
+        """The connection goes back before the Sink hears of the end: the next Call may want it."""
+        self.sink = sink.engine = None
+        self._head.reset()
+        transport = self._transport
+        if transport is not None:
+            unsent = bool(self._unsent) or (self._growing is not None and self._sent < len(self._growing))
+            self._growing = None
+            if not keep or self.single or transport.is_closing() or transport.get_write_buffer_size() or unsent:
+                transport.abort()
+            else:
+                self.resume()
+                self._pool.give_back(self)
+
+    def _lost(self, loss: Loss) -> None:
+        sink, self.sink = self.sink, None
+        self.take = _nobody
+        if self._transport is not None:
+            self._transport.abort()
+        if sink is not None:
+            sink.engine = None
+            sink.engine_lost(loss)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The engine closed, or we did."""
+        self._transport = None
+        self._unsent, self._growing = [], None
+        self._pool.connections -= 1
+        self._pool.leaving.discard(self)
+        if self.sink is None:
+            self._pool.lost_idle(self)
+        elif self._behind:
+            self._cause = exc
+        else:
+            self._gone(self.sink, exc)
+
+    def _gone(self, sink: Sink, exc: Exception | None) -> None:
+        """The response ends where the connection did."""
+        walker = self._walker
+        if walker is not None and walker.until_close and exc is None:
+            walker.ended = True
+            self._finish(sink, walker)
+        elif (
+            self.reused
+            and self._request is not None
+            and not self._head.begun
+            and time.monotonic() - sink.sent_s <= STALE_S
+        ):
+            self._pool.replace(self, sink, self._request)
+        else:
+            self._lost("reset")
+
+
+def _nobody(_: bytes) -> None:
+    raise FramingError("bytes that nobody asked for")
