@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.upstream.address import EngineAddress, parse
+from gateway.upstream.pool import EngineAddress, parse
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 NOT_TOLD = {
     "gateway.control.discovery.ADDRESSES_MAX": "autoscalers behind one name: an installation has few",
     "gateway.request.auth.SALTS_MAX": "salts remembered: 1 MiB",
-    "gateway.upstream.address.PORT_MAX": "of TCP: grammar",
+    "gateway.upstream.pool.PORT_MAX": "of TCP: grammar",
     "gateway.http.sse.SIZES_MAX": "chunk sizes remembered as read: a few KiB",
     "gateway.http.sse._SIZE_BYTES_MAX": "8 digits and their CRLF: grammar",
     "gateway.limits.Limits.memory_bytes": "0 means the cgroup's: the row says so in words",

@@ -8,8 +8,8 @@ import pytest
 
 from autoscaler.contract import ModelName, QueueLimits, TenantName
 from gateway.dispatch.call import Call
+from gateway.dispatch.fair_queue import Parked, Queue
 from gateway.dispatch.memory_pressure import Pressure, pressure
-from gateway.dispatch.queue import Parked, Queue
 from gateway.dispatch.reports import Account
 from gateway.memory import guard
 from gateway.memory.scale import Scale

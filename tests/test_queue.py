@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName, QueueLimits, TenantName
 from gateway.dispatch.call import Call
-from gateway.dispatch.fair_queue import Deadlines
-from gateway.dispatch.queue import COMPACT_MIN, Line, Queue
+from gateway.dispatch.fair_queue import COMPACT_MIN, Deadlines, Line, Queue
 from gateway.dispatch.reports import Account
 from tests.kit.budget import examples
 from tests.kit.dispatching import call_of

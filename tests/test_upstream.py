@@ -9,9 +9,8 @@ import pytest
 
 from gateway.http.response_reader import LAST_CHUNK, STEP_BYTES, BodyWalker, ResponseHead
 from gateway.http.sse import chunk
-from gateway.upstream.address import parse
 from gateway.upstream.connection import EngineConnection, Loss
-from gateway.upstream.pool import Pool
+from gateway.upstream.pool import Pool, parse
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 CLOSING = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from autoscaler.contract import ModelName, ReplicaId, TenantName
 
 if TYPE_CHECKING:
-    from gateway.dispatch.queue import Line
+    from gateway.dispatch.fair_queue import Line
     from gateway.dispatch.slots import Hold
 
 

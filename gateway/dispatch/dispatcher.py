@@ -23,9 +23,9 @@ from autoscaler.contract import (
 from gateway import errors
 from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.effects import Effect, Refuse, ReportNow
+from gateway.dispatch.fair_queue import Line, Parked
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.dispatch.model_dispatcher import Bounce, Desk, Tally
-from gateway.dispatch.queue import Line, Parked
 from gateway.dispatch.routes import Routes
 
 _PARKED, _RUNNING, _ENDED = CallState.PARKED, CallState.RUNNING, CallState.ENDED

@@ -15,9 +15,8 @@ from autoscaler.contract import ModelEntry, ModelName, QueueLimits, TenantName
 from gateway import errors
 from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.effects import Effect, Grant, Refuse
-from gateway.dispatch.fair_queue import Deadlines
+from gateway.dispatch.fair_queue import Deadlines, Line, Parked, Queue
 from gateway.dispatch.memory_pressure import Pressure
-from gateway.dispatch.queue import Line, Parked, Queue
 from gateway.dispatch.reports import Accounts
 from gateway.dispatch.routes import Routes
 from gateway.dispatch.slots import Hold, ModelRoutes

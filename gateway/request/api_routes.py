@@ -1,22 +1,95 @@
-"""Which paths of the inference port exist and what they mean. Pure tables; `lookup` is their one door.
+"""The paths of the inference port and their operations. `lookup` is the only entry.
 
-Promises: a path that is not in a table does not exist. Paths are compared byte for byte as they came, so `//`, `%2f`
-and `..` find nothing, and nothing else of an engine can be reached. A method that a path does not take finds no more
-than which it takes. Only a model's name in a path may be percent-encoded, as official clients send it; it is decoded
-once and then is a name or nothing.
+A path that is not in a table does not exist. Paths are compared byte by byte as they were received, so `//`, `%2f` and
+`..` match nothing, and no other path of an engine can be reached. For a method that a path does not take, the result
+names the methods that it takes. Only a model's name in a path may be percent-encoded, as official clients send it; it
+is decoded once and must be a valid name.
+
+The tables have the OpenAI paths (also under /openai, and Azure's deployments), the Anthropic paths, Jina's and Cohere's
+rerank and score, and vLLM's tokenizer.
 """
 
 from __future__ import annotations
 
 import re
+from enum import Enum
+from typing import Literal, NamedTuple
 
-from gateway.request import anthropic, more, openai
-from gateway.request.operation import Kind, Operation
+Dialect = Literal["openai", "anthropic", "jina", "vllm"]
 
-__all__ = ["Kind", "Operation", "lookup"]
 
-_POST = openai.POST | anthropic.POST | more.POST
-_GET = openai.GET | {b"/health": Operation(Kind.HEALTH)}
+class Kind(Enum):
+    """What the edge does with a request."""
+
+    INFER = "infer"
+    """A Call: goes to an engine."""
+    LIST_MODELS = "list_models"
+    GET_MODEL = "get_model"
+    HEALTH = "health"
+    """A constant 200."""
+    PREFLIGHT = "preflight"
+    """OPTIONS on a path that exists."""
+    NOT_ALLOWED = "not_allowed"
+    """A path that exists, with a method that it does not take: 405 (RFC 9110, 15.5.6)."""
+
+
+class Operation(NamedTuple):
+    """One row. Only INFER has an `engine_path`: the path at the engine, ours and literal, never the client's bytes."""
+
+    kind: Kind
+    engine_path: bytes = b""
+    dialect: Dialect = "openai"
+    """Whose form errors take, and what an engine must speak to serve it."""
+    multipart: bool = False
+    """The body may also be multipart/form-data."""
+    usage: bool = False
+    """Its streams take `stream_options.include_usage`."""
+    salted: bool = False
+    """Engines that keep prefix caches apart take `cache_salt` here, and those that want `lora` take it."""
+    model: str | None = None
+    """The model's name where the path holds it (Azure's deployments, GET /v1/models/NAME), percent-decoded."""
+    allow: bytes = b""
+    """Of NOT_ALLOWED: the methods that the path takes, as the `Allow` header says them (RFC 9110, 10.2.1)."""
+
+
+def _infer(name: str, *, multipart: bool = False, usage: bool = False, salted: bool = False) -> tuple[bytes, Operation]:
+    path = b"/v1/" + name.encode()
+    return name.encode(), Operation(Kind.INFER, path, multipart=multipart, usage=usage, salted=salted)
+
+
+INFER = dict(
+    (
+        _infer("chat/completions", usage=True, salted=True),
+        _infer("completions", usage=True, salted=True),
+        _infer("embeddings"),
+        _infer("responses", salted=True),
+        _infer("moderations"),
+        _infer("audio/transcriptions", multipart=True),
+        _infer("audio/translations", multipart=True),
+        _infer("audio/speech"),
+        _infer("images/generations"),
+        _infer("images/edits", multipart=True),
+    )
+)
+"""By the part of the path after /v1/ (and after Azure's deployment)."""
+
+ROOTS = (b"/v1/", b"/openai/v1/")
+OPENAI = {root + name: operation for root in ROOTS for name, operation in INFER.items()}
+GET = {root + b"models": Operation(Kind.LIST_MODELS) for root in ROOTS}
+GET_MODEL_ROOTS = tuple(root + b"models/" for root in ROOTS)
+DEPLOYMENTS = b"/openai/deployments/"
+DEPLOYED = sorted(((b"/" + name, operation) for name, operation in INFER.items()), key=lambda row: -len(row[0]))
+"""What may follow a deployment's name; longest first, for `/chat/completions` ends in `/completions`."""
+ANTHROPIC = {
+    path: Operation(Kind.INFER, path, dialect="anthropic") for path in (b"/v1/messages", b"/v1/messages/count_tokens")
+}
+RERANK_AND_TOKENIZE = {
+    **{path: Operation(Kind.INFER, path, dialect="jina") for path in (b"/v1/rerank", b"/v2/rerank", b"/v1/score")},
+    **{path: Operation(Kind.INFER, path, dialect="vllm") for path in (b"/tokenize", b"/detokenize")},
+}
+
+_POST = OPENAI | ANTHROPIC | RERANK_AND_TOKENIZE
+_GET = GET | {b"/health": Operation(Kind.HEALTH)}
 _PREFLIGHT = Operation(Kind.PREFLIGHT)
 _NAME = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:@+-]*+(?:/[A-Za-z0-9][A-Za-z0-9._:@+-]*+)*+")
 """A model's name in a path: names, `namespace/name` and `model:adapter`; no segment begins with a dot."""
@@ -55,17 +128,17 @@ def _not_allowed(known: Operation | None, allow: bytes) -> Operation | None:
 
 def _deployed(path: bytes) -> Operation | None:
     """Azure: the model's name stands between the root and the operation."""
-    if not path.startswith(openai.DEPLOYMENTS):
+    if not path.startswith(DEPLOYMENTS):
         return None
-    for suffix, operation in openai.DEPLOYED:
+    for suffix, operation in DEPLOYED:
         if path.endswith(suffix):
-            name = _name(path.removesuffix(suffix)[len(openai.DEPLOYMENTS) :])
+            name = _name(path.removesuffix(suffix)[len(DEPLOYMENTS) :])
             return None if name is None else operation._replace(model=name)
     return None
 
 
 def _model(path: bytes) -> Operation | None:
-    for root in openai.GET_MODEL_ROOTS:
+    for root in GET_MODEL_ROOTS:
         if path.startswith(root):
             name = _name(path[len(root) :])
             return None if name is None else Operation(Kind.GET_MODEL, model=name)

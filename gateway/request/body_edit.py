@@ -17,9 +17,9 @@ from gateway.errors import CallError, invalid_request, unsupported_media_type
 from gateway.http.body import Body, Growing, Pieces
 from gateway.http.json_types import LargeMembers
 from gateway.request import forbidden_fields
+from gateway.request.api_routes import Operation
 from gateway.request.json_scanner import MEMBERS_MAX, JsonScan
 from gateway.request.multipart import Form, edit_multipart, read_multipart, scan_multipart
-from gateway.request.operation import Operation
 
 __all__ = ["Form", "Peek", "edit", "edit_json", "edit_multipart", "read", "read_json", "read_multipart"]
 

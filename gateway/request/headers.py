@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gateway.errors import CallError, header_too_large, invalid_request
 from gateway.http.request_head import Head, connection_names
-from gateway.request.operation import Operation
+from gateway.request.api_routes import Operation
 
 READ_TIMEOUT_SHARE = 0.9
 """Of the client's own read timeout we use this much, so that it sees our answer and not its timeout (540 of 600 s)."""

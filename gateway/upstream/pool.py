@@ -1,8 +1,11 @@
-"""Connections to engines, pooled per address.
+"""Connections to engines, pooled by address, and the grammar of an address.
 
-Owns connecting, and which connection a request goes out on. Promises: a pooled connection found closed is replaced once
-by a fresh one before anybody hears of it; engines that close after streams are learnt and not pooled there, those that
-send more than their answers not at all. A request waits only while as many connections as may are being made.
+If a pooled connection turns out to be closed, the pool replaces it once with a new one before the caller notices.
+Engines that close after streams are remembered and their connections are not pooled; neither are those that send more
+than their response. A request waits only while the maximum number of connections is being opened.
+
+An address (`autoscaler.contract`) is `host:port`, `https://host:port` or `https://name@host:port`; an IPv6 host is in
+brackets.
 """
 
 from __future__ import annotations
@@ -12,10 +15,37 @@ import logging
 import ssl
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from gateway.http.body import Body
-from gateway.upstream.address import EngineAddress, parse
 from gateway.upstream.connection import EngineConnection, Loss, Sink
+
+TLS = "https://"
+PORT_MAX = 65_535
+
+
+class EngineAddress(NamedTuple):
+    """`name`: what the engine's certificate must be for. None: the engine speaks plain HTTP."""
+
+    host: str
+    port: int
+    name: str | None
+    authority: bytes
+    """What the Host header says (RFC 9112, 3.2)."""
+
+
+def parse(address: str) -> EngineAddress:
+    """Raises ValueError on what is no address."""
+    rest = address.removeprefix(TLS)
+    name, _, at = rest.rpartition("@")
+    bracketed, _, port = at.rpartition(":")
+    host, number = bracketed.strip("[]"), int(port)
+    if not host or not 0 < number <= PORT_MAX:
+        raise ValueError("no host and port")
+    if not address.startswith(TLS):
+        return EngineAddress(host, number, None, address.encode())
+    return EngineAddress(host, number, name or host, (f"{name}:{port}" if name else at).encode())
+
 
 CONNECT_S_MAX = 3.0
 CONNECTING_MAX = 64

@@ -13,7 +13,7 @@ from autoscaler.lanes import Room
 from autoscaler.model import Model
 from autoscaler.states import ReplicaState
 from autoscaler.world import Replica, Slice, World
-from gateway.dispatch.queue import Queue
+from gateway.dispatch.fair_queue import Queue
 from tests.sim.gateway import SimGateway
 from tests.sim.scenario import play
 
