@@ -15,7 +15,7 @@ from scripts import gates
         ("from gateway import ops", ["1: gateway.ops"]),
         ("import gateway.ops", ["1: gateway.ops"]),
         ("from gateway.ops import application", ["1: gateway.ops"]),
-        ("def f():\n    from gateway import upstream", ["2: gateway.upstream.connection"]),
+        ("def f():\n    from gateway.upstream import pool", ["2: gateway.upstream", "2: gateway.upstream.pool"]),
         ("from autoscaler.drivers.base import Driver", ["1: autoscaler.drivers", "1: autoscaler.drivers.base"]),
         ("from pilotlight import quiet", ["1: pilotlight", "1: pilotlight.quiet"]),
         ("from pathlib import Path", ["1: pathlib"]),
@@ -48,3 +48,13 @@ def test_a_long_file_and_a_long_function_are_found(tmp_path: Path, monkeypatch: 
     assert list(gates.too_long(source)) == ["long.py: f has 81 lines; the limit is 80"]
     source.write_text("x = 1\n" * 1_001)
     assert list(gates.too_long(source)) == ["long.py has 1001 lines; the limit is 1000"]
+
+
+def test_a_folder_with_too_many_modules_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "SOURCES", [gates.ROOT / "a" / f"m{number}.py" for number in range(16)])
+    monkeypatch.setattr(gates, "CROWDED", {})
+    assert list(gates.crowded()) == ["a/ has 16 modules; the limit is 15"]
+    monkeypatch.setattr(gates, "CROWDED", {"a": 17})
+    assert list(gates.crowded()) == ["CROWDED: a/ has 16 modules, not 17: lower the number, or remove the entry"]
+    monkeypatch.setattr(gates, "CROWDED", {"a": 16})
+    assert list(gates.crowded()) == []
