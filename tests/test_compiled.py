@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import gateway
 from pilotlight.cli import COMPILED
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
 MODULES: list[str] = BUILD["hooks"]["custom"]["compiled"]
-GATEWAY = ROOT / "gateway"
+GATEWAY = Path(str(gateway.__file__)).parent
 STRUCTS = {"control/snapshot_file", "dispatch/effects", "http/json_types", "limits"}
 """Modules of msgspec Structs."""
 AWAITING = {"control/client", "control/discovery", "control/sync", "memory/guard", "ops", "server/tls"}
