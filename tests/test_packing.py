@@ -333,10 +333,10 @@ def test_memory_does_not_grow_with_the_files(tmp_path: Path) -> None:
         file.truncate(300 << 20)
     program = (
         "import sys, resource\nfrom pathlib import Path\n"
-        "from artifacts import ocilayout\nfrom pilotlight import packing\n"
+        "from artifacts.pack import oci_layout\nfrom pilotlight import packing\n"
         "plan = packing.planned(Path(sys.argv[1]))\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "ocilayout.write(Path(sys.argv[2]), plan, 'modelpack')\n"
+        "oci_layout.write(Path(sys.argv[2]), plan, 'modelpack')\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "in"), str(tmp_path / "oci")]
