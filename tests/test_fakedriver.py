@@ -27,7 +27,7 @@ FATES = {
 class FakeRig:
     """A fake machine on a loop in virtual time."""
 
-    began_within_s = 0.5
+    began_within_s = 0.0
 
     def __init__(self) -> None:
         self.loop = VirtualLoop()

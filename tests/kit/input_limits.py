@@ -41,7 +41,7 @@ before, begin_s = peak(), time.process_time()
 try:
     read(path)
     fault = ""
-except (gguf.GgufError, hfconfig.ConfigError, documents.DocumentError, WrongKeyError) as error:
+except (gguf.GgufError, hf_config.ConfigError, documents.DocumentError, WrongKeyError) as error:
     fault = str(error)
 print(json.dumps({"error": fault, "mib": peak() - before, "cpu_s": time.process_time() - begin_s}))
 """
