@@ -1,9 +1,8 @@
-"""Which members of an archive are taken, as which files, and which are passed by or refused. Pure.
+"""Decides which members of an archive are extracted, ignored or refused. Pure.
 
-Owns what may come out of an archive: regular files and folders, at paths that may be written
-(`artifacts.safe_paths`), that the policy lets in (`artifacts.file_policy`), and that can lie beside all other
-files of the artifact. A link, a device or a name that leads out refuses the whole; only what lies beside the model's
-folder is passed by, whatever it is.
+Extracted are regular files and folders with safe paths (`artifacts.safe_paths`) that the policy allows
+(`artifacts.file_policy`) and that do not collide with other files of the artifact. A link, a device or a path that
+leaves the folder makes the whole archive invalid; members outside of the model's folder are ignored.
 """
 
 from __future__ import annotations

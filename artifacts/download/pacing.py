@@ -51,7 +51,7 @@ class Window:
     def measured(self, now_s: float, came: int, *, busy: bool) -> None:
         """`came`: bytes so far, of all; `busy`: there were always as many requests as there may be."""
         if self._bytes < 0:
-            self._bytes = came  # begun anew after a break
+            self._bytes = came  # restarted after an interruption
         spent_s = now_s - self._since_s
         if spent_s < EVERY_S:
             return
@@ -100,8 +100,8 @@ class Judge:
         self._marks: dict[object, Mark] = {}
         self._seen: deque[float] = deque(maxlen=SEEN_MAX)
 
-    def stalled(self, now_s: float, came: Mapping[Key, int], anew: Mapping[Key, int]) -> list[Key]:
-        """Those to ask for anew. `came`: bytes so far of each that runs; `anew`: how often that was done already."""
+    def stalled(self, now_s: float, came: Mapping[Key, int], repeats: Mapping[Key, int]) -> list[Key]:
+        """The requests to repeat. `came`: bytes received by each that runs; `repeats`: how often each was repeated."""
         self._marks = {key: self._marks.get(key, Mark(now_s, came[key])) for key in came}
         ripe = {key: mark for key, mark in self._marks.items() if now_s - mark.at_s >= WINDOW_S}
         rates = {key: (came[key] - ripe[key].came) / (now_s - ripe[key].at_s) for key in came if key in ripe}
@@ -111,7 +111,7 @@ class Judge:
         for key, rate in rates.items():
             others = [each for other, each in rates.items() if other != key]
             like = others if len(others) >= OTHERS_MIN else list(self._seen)
-            if len(like) >= OTHERS_MIN and anew.get(key, 0) < ANEW_MAX and rate < SHARE * statistics.median(like):
+            if len(like) >= OTHERS_MIN and repeats.get(key, 0) < ANEW_MAX and rate < SHARE * statistics.median(like):
                 found.append(key)
         self._seen.extend(rate for key, rate in rates.items() if key not in found)
         return found

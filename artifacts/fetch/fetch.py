@@ -1,8 +1,8 @@
-"""From what an artifact is called to its Copy in the node's store, wherever it lies: registry, Hub or bucket. I/O.
+"""Fetches an artifact into the node's store: from a registry, the Hub or a bucket.
 
-Owns the way of those that are no registries; registries' is `artifacts.fetch.registry`'s, whose promises hold here,
-too: a Copy that was given to a login is given to nobody without asking again; what is here is taken while its place is
-away.
+Registries are handled by `artifacts.fetch.registry`, whose guarantees hold for the other sources, too: a Copy that
+needed a login is only given to a caller that the source accepts again, and a stored Copy is used while its source is
+down.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What is in an image, by the names in its layers, before anything of it is pulled: whether engines could be given it.
+"""Lists the files of an image by the headers in its layers, before it is pulled: can an engine load it?
 
-Owns the walk over archives that lie in a registry: of those that are not compressed only headers are asked for, of
-others a begin. I/O. Promises: what is said to be there was judged as a pull judges it
-(`artifacts.archives.member_filter`); where not every name was seen that is said, since what nobody saw may be code.
+Of an uncompressed archive only the headers are requested, of a compressed one the beginning. Files are accepted by the
+rules of a pull (`artifacts.archives.member_filter`). If not all names were read, the result says so, since an unread
+file may be code.
 """
 
 from __future__ import annotations

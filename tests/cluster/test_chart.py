@@ -402,7 +402,7 @@ async def test_install_upgrade_rollback_uninstall(release: Release) -> None:
 
 
 @contextlib.asynccontextmanager
-async def beside(release: Release, kubeconfig: Path) -> AsyncIterator[Release]:
+async def second_release(release: Release, kubeconfig: Path) -> AsyncIterator[Release]:
     """A release of the same name in another namespace, with the same namespace of engines."""
     namespace = f"{release.namespace}-second"
     await make_namespace(release.api, namespace)
@@ -429,7 +429,7 @@ async def test_two_releases_of_one_name_share_a_namespace_of_engines(release: Re
     mine = identity(release.namespace, NAME)
     await models(release, tiny())
     await release.install(tenantsSecret="tenants")
-    async with asyncio.timeout(WAIT_S_MAX), beside(release, kubeconfig) as other:
+    async with asyncio.timeout(WAIT_S_MAX), second_release(release, kubeconfig) as other:
         await models(other, tiny())
         await other.install(tenantsSecret="tenants", engines={"namespace": release.engines, "createNamespace": False})
         await answers(release)

@@ -1,7 +1,7 @@
 """An hour of virtual time with two installations in one cluster, which both are called for the same Models.
 
 Case K07. Processes are killed, started and paused at random, and the API server goes away
-for a minute. Nobody deletes the pod of another installation, no Model is served twice, and at rest the status of a
+for a minute. No installation deletes the pod of another, no Model is served twice, and at rest the status of a
 Model is written at most once a minute.
 """
 

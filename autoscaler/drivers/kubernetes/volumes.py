@@ -196,9 +196,9 @@ def of_node(namespace: str, node: NodeFacts, store: str, owner: Ownership = ANYB
     another installation have another volume: none of these can be changed in a volume that exists.
     """
     identity = " ".join(filter(None, (namespace, node.name, node.hostname, store, owner.installation)))
-    told = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     stem = f"weights-{re.sub(r'[^a-z0-9]+', '-', node.name)}"[: NAME_CHARS_MAX - 9].rstrip("-")
-    claim = f"{stem}-{told}"
+    claim = f"{stem}-{digest}"
     volume = f"pilotlight-{claim}"
     labels = {MANAGED_BY: WRITER, ENGINES: namespace, **owner.labels}
     on = {"key": HOSTNAME, "operator": "In", "values": [node.hostname]}
