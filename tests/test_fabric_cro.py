@@ -244,6 +244,27 @@ def test_what_can_still_be_taken_back_costs_nobody_elses_device(rack: Rack) -> N
     rack.run(scenario())
 
 
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_lease_that_is_no_longer_listed_can_be_ordered_again_at_once(rack: Rack, removed: bool) -> None:
+    """Its request may still be being deleted, and the write that removes its note may have failed."""
+
+    async def scenario() -> None:
+        name = await ordered(rack)
+        await rack.until(lambda leases: len(rack.resources()) == 1)
+        await rack.provider().release(ReleaseOrder(id=LeaseId("rack", name), epoch=1, uncommitted=True))
+        while rack.resources():
+            await asyncio.sleep(0.01)
+        rack.cro.period_s = 0.7
+        if removed:
+            assert not await rack.provider().list()
+        assert ("deletionTimestamp" in rack.request()["metadata"]) is removed
+        assert await ordered(rack) == name
+        await rack.until_here(name)
+        assert len(rack.resources()) == 1
+
+    rack.run(scenario())
+
+
 def test_what_has_a_device_of_the_fabric_is_committed_and_comes(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.visible = lambda node, uuid: asyncio.get_running_loop().time() > 1030.0

@@ -15,7 +15,7 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 from msgspec.structs import replace
 
@@ -180,7 +180,7 @@ class CroFabric:
             if not self._is_ours(known.notes[name]):
                 raise RefusedError(f"{name} is the name of what is not this provider's")
             if known.notes[name].leaving:
-                raise RefusedError("the one of that name is still being given back")
+                await self._forget(known, name, seen)
             return
         vain = objects.in_vain(seen.resources, self._model)
         waits = objects.starved(vain)
@@ -205,6 +205,17 @@ class CroFabric:
         else:
             change = objects.sized(request.version, request.size + order.devices, {name: note})
             await self._server.patch(f"{REQUESTS}/{request.name}", change)
+
+    async def _forget(self, request: Request, name: str, seen: _Seen) -> Never:
+        """Removes the note of a Lease that has been given back and has no resources left, which `list` no longer shows.
+
+        Raises RefusedError while it still has some, and _GoingError once the same order can be tried again.
+        """
+        if objects.whose(request, seen.resources)[name]:
+            raise RefusedError("the one of that name is still being given back")
+        if not request.going:
+            await self._tidy(request, {name: ()})
+        raise _GoingError(f"its request {request.name} is being deleted")
 
     async def _release(self, order: ReleaseOrder) -> None:
         seen, name = await self._seen(), order.id.name
