@@ -1,6 +1,6 @@
 """Moves product files to the paths of moves.tsv and rewrites all references: python scripts/house/move.py FOLDER...
 
-A FOLDER is a top-level package; only its files move. Files that become one file later move to the folder of that file
+A FOLDER is a package, or a file; only these files move. Files that become one file later move to the folder of that file
 under their own names. Imports, dotted names in strings and documents, and paths are rewritten in all tracked files.
 Running it again changes nothing. It fails on a product file that has no row, and on a row whose file does not exist in
 either place.
@@ -52,7 +52,7 @@ def targets(table: dict[str, str], folders: list[str]) -> dict[str, str]:
     many = Counter(table.values())
     found, taken = dict[str, str](), set[str]()
     for old, new in table.items():
-        if old.split("/")[0] not in folders:
+        if not within(old, folders):
             continue
         path = new
         if many[new] > 1:
@@ -67,12 +67,16 @@ def targets(table: dict[str, str], folders: list[str]) -> dict[str, str]:
     return found
 
 
+def within(path: str, folders: list[str]) -> bool:
+    """Whether it is one of the folders (or files) or in one."""
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+
+
 def check(table: dict[str, str], folders: list[str]) -> None:
     """Each product file has a row, as it is or as it was."""
     known = table.keys() | set(targets(table, list(PRODUCT)).values())
     for name in tracked():
-        package = name.split("/")[0]
-        if package in folders and name.endswith(".py") and name not in known and Path(name).name != "__init__.py":
+        if within(name, folders) and name.endswith(".py") and name not in known and Path(name).name != "__init__.py":
             raise SystemExit(f"{name} has no row in {TABLE.name}")
     for old, new in targets(table, folders).items():
         if not (ROOT / old).exists() and not (ROOT / new).exists():
