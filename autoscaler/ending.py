@@ -4,9 +4,10 @@ Owns how that is known: taints by which Karpenter, Cluster Autoscaler and clouds
 takes back, the end that it told. Room on a node that stays has none: who preempts it evicts pods. It becomes an order
 like an operator's drain, with its reason: nothing new is put there, and a successor is started elsewhere first, for
 which capacity is ordered, too. When the time for that is over what is there drains all the same: Calls finish, new ones
-wait for the successor. A node of Karpenter that is to go waits for our pods (`autoscaler.capacity.guarding`), but that
-is not relied on. Of a node that nobody needs, as who removes nodes sees it, nothing is taken from who is there: only
-Devices that were attached to it and stand idle go, since they would go with it.
+wait for the successor. A node of Karpenter that is to go waits for our pods
+(`autoscaler.providers.karpenter.disruption_guard`), but that is not relied on. Of a node that nobody needs, as who
+removes nodes sees it, nothing is taken from who is there: only Devices that were attached to it and stand idle go,
+since they would go with it.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ from autoscaler.actions import (
     StartReplica,
     StopReplica,
 )
-from autoscaler.capacity.base import Supplier
 from autoscaler.containment import CULPRITS_MAX, culprits, fold_apart, key_of, model_of, suspected
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.cuttable import CutRefused
@@ -57,6 +56,7 @@ from autoscaler.observations import (
     Transition,
 )
 from autoscaler.plan import Planner
+from autoscaler.providers.provider import Supplier
 from autoscaler.winddown import wind_down
 from autoscaler.world import World
 

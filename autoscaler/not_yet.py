@@ -2,7 +2,7 @@
 
 Owns the list (interfaces, section 2, less what `autoscaler.model`, `tenant` and `settings` define). Such a key is
 refused and not ignored: who writes it expects it to work. A key leaves this list in the change that puts it in force.
-Of `capacity` each kind is refused by `autoscaler.providers`, in which it stands.
+Of `capacity` each kind is refused by `autoscaler.spec.capacity`, in which it stands.
 """
 
 from __future__ import annotations

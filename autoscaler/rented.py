@@ -19,9 +19,9 @@ from autoscaler.leased import is_of
 from autoscaler.leases import Lease, LeaseId, Offer
 from autoscaler.moves import movable
 from autoscaler.packing import Force, Want
-from autoscaler.providers import keeps
 from autoscaler.rulings import admits, barred
 from autoscaler.shelves import want_of
+from autoscaler.spec.capacity import keeps
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Rented, Replica, Slice, SliceId, World
 

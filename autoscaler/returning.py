@@ -21,7 +21,7 @@ from autoscaler.leases import Lease, LeaseId, ReleaseOrder
 from autoscaler.nodefabric import failed
 from autoscaler.operators import detached
 from autoscaler.pledges import CLAIM_S
-from autoscaler.providers import keeps
+from autoscaler.spec.capacity import keeps
 from autoscaler.tryout import Ground
 from autoscaler.words import seconds
 

@@ -18,10 +18,10 @@ from autoscaler.naming import NAME, NAME_CHARS_MAX, check_name
 from autoscaler.not_yet import MESSAGE, SCHEMES
 from autoscaler.ownership import TITLE, TITLE_WANTED
 from autoscaler.podspec import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
-from autoscaler.providers import check_providers
 from autoscaler.settings import NodeKind, Settings, Signatures, Tls
 from autoscaler.slicing.table import is_amount, is_choice
 from autoscaler.slicing.vendors import TEMPLATES
+from autoscaler.spec.capacity import check_providers
 from autoscaler.tenant import TenantSpec, unix_seconds
 
 __all__ = ["NAME", "NAME_CHARS_MAX", "check_name"]  # beside what is defined here

@@ -13,8 +13,8 @@ from msgspec import Meta, field
 from autoscaler.model import Priority, Seconds
 from autoscaler.part import Part
 from autoscaler.podspec import Pod
-from autoscaler.providers import ProviderSettings
 from autoscaler.quantity import Bytes, BytesOrAuto
+from autoscaler.spec.capacity import ProviderSettings
 
 
 class DeclaredDevice(Part, frozen=True):

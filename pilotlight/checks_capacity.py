@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autoscaler.attached import GPU_COUNT, Groups, memory_of, selectors, sites
-from autoscaler.capacity import bookings, places
-from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.growing import machines
-from autoscaler.capacity.machinegroups import groups
-from autoscaler.capacity.nodepools import VERSIONS
-from autoscaler.capacity.redfish_cluster import SECRETS, Access, AccessError, Key
-from autoscaler.capacity.redfish_documents import DocumentError
-from autoscaler.capacity.redfish_http import NoAnswerError, Service, StatusError
-from autoscaler.capacity.redfish_reading import NOT_THERE, Reading
-from autoscaler.capacity.server import AnswerError, Object, Server, served
 from autoscaler.groups import said_of
-from autoscaler.providers import ProviderSettings, Redfish
+from autoscaler.providers.karpenter.nodepool import VERSIONS
+from autoscaler.providers.kube import AnswerError, Object, Server, served
+from autoscaler.providers.kueue import workload
+from autoscaler.providers.machine_groups import machines
+from autoscaler.providers.machinegroups import groups
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.provisioning_request import objects
+from autoscaler.providers.redfish.client import NoAnswerError, Service, StatusError
+from autoscaler.providers.redfish.cluster import SECRETS, Access, AccessError, Key
+from autoscaler.providers.redfish.inventory import NOT_THERE, Reading
+from autoscaler.providers.redfish.schema import DocumentError
 from autoscaler.settings import Settings
+from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.world import World
 from pilotlight import supplies
 from pilotlight.checks import Finding
@@ -34,7 +35,7 @@ from pilotlight.checks import Finding
 NODES = "/api/v1/nodes"
 NO_MOST = "no node that is ready says by an annotation how many GPUs it can have"
 NO_MOST_FIX = f"say it in Settings, `nodes[].devicesMax`, or on the nodes or their MachineSet: {GPU_COUNT}"
-CLASSES = (bookings.CHECK, bookings.ATOMIC, bookings.GKE)
+CLASSES = (objects.CHECK, objects.ATOMIC, objects.GKE)
 """Of ProvisioningRequests, that somebody is known to serve."""
 NAMES_TOLD = 4
 FORBIDDEN = 403
@@ -53,7 +54,7 @@ class Api(NamedTuple):
 APIS: Mapping[str, Api] = {
     "karpenter": Api("Karpenter", "karpenter.sh", VERSIONS, ("nodepools", "nodeclaims")),
     "provisioningRequest": Api("ProvisioningRequest", "autoscaling.x-k8s.io", ("v1",), ("provisioningrequests",)),
-    "kueue": Api("Kueue", places.API, places.VERSIONS, ("localqueues", "workloads")),
+    "kueue": Api("Kueue", workload.API, workload.VERSIONS, ("localqueues", "workloads")),
     "cro": Api(
         "composable resources (CRO)", "cro.hpsys.ibm.ie.com", ("v1alpha1",),
         ("composabilityrequests", "composableresources"),
@@ -180,8 +181,8 @@ async def _provisioning(at: _At) -> Finding:
 async def _kueue(at: _At) -> Finding:
     queue = "" if at.entry.kueue is None else at.entry.kueue.local_queue
     where = at.place.engines
-    version = served(await at.place.server.find(f"/apis/{places.API}"), places.VERSIONS)
-    found = await at.place.server.find(f"/apis/{places.API}/{version}/namespaces/{where}/localqueues/{queue}")
+    version = served(await at.place.server.find(f"/apis/{workload.API}"), workload.VERSIONS)
+    found = await at.place.server.find(f"/apis/{workload.API}/{version}/namespaces/{where}/localqueues/{queue}")
     if found is None:
         fix = "make it there, or name another in `capacity[].kueue.localQueue`: kubectl get localqueues -n " + where
         return at.wrong(f"there is no LocalQueue {queue} in namespace {where}", fix)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from autoscaler.capacity.server import CONFLICT, AnswerError, Object, Server
+from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server
 from pilotlight.agent.gpu.hotplug import Daemon
 
 RESOURCE = "/apis/resource.k8s.io"

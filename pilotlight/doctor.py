@@ -14,8 +14,8 @@ import click
 import msgspec
 from rich.text import Text
 
-from autoscaler.providers import KINDS, PUBLISH, kinds_of
 from autoscaler.settings import Settings
+from autoscaler.spec.capacity import KINDS, PUBLISH, kinds_of
 from pilotlight import checks_here
 from pilotlight.checks import Finding, Grade, blocked
 from pilotlight.console import plain

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from autoscaler.capacity.server import AnswerError
 from autoscaler.contract import PodDevices
 from autoscaler.drivers.kubernetes.api import Api, UnreachableError
+from autoscaler.providers.kube import AnswerError
 from pilotlight.agent.gpu.bus import Bus, StepError
 from pilotlight.agent.gpu.hotplug import Job, Seen, Step
 from pilotlight.attaching import Attaching

@@ -1,4 +1,4 @@
-"""A Kubernetes API server as Providers of capacity ask it (`autoscaler.capacity.server.Server`). I/O.
+"""A Kubernetes API server as Providers of capacity ask it (`autoscaler.providers.kube.Server`). I/O.
 
 Owns the way from the driver's Api to that: questions and watches over one connection, writes over the one that ends
 with our leadership. A whole list that is watched anyhow is at hand here, too: who asks for it as it is at hand has the
@@ -12,8 +12,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autoscaler.capacity.server import AT_HAND, NOT_FOUND, AnswerError, Object
 from autoscaler.ownership import ANYBODYS, Ownership
+from autoscaler.providers.kube import AT_HAND, NOT_FOUND, AnswerError, Object
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable

@@ -1,6 +1,6 @@
 """Composes the Settings' `capacity:` into Providers, and them into the loop's Supplier; anew when the Settings change.
 
-Owns the table of kinds: for each of `autoscaler.providers.KINDS` where it works and how one is made. **To add a
+Owns the table of kinds: for each of `autoscaler.spec.capacity.KINDS` where it works and how one is made. **To add a
 kind**: its Provider in `autoscaler/capacity/`, a function here that makes one of its entry and what is Around it, one
 line in KINDS, its name in those, its rights in `autoscaler.drivers.kubernetes.rights` and the chart, and its test
 with `tests/contracts/provider.py`. What a Provider opens it puts on `Around.stack`, which ends with it.
@@ -20,34 +20,34 @@ from msgspec.structs import replace
 
 from autoscaler import nodefabric
 from autoscaler.attached import seen_on
-from autoscaler.capacity.base import Provider
-from autoscaler.capacity.delaying import Delaying
-from autoscaler.capacity.fabric_cro import CroFabric
-from autoscaler.capacity.fabric_redfish import RedfishFabric
-from autoscaler.capacity.growing import Growing
-from autoscaler.capacity.guarding import Guarding
-from autoscaler.capacity.kueue import KueuePlaces
-from autoscaler.capacity.nodegroups import NodeGroup
-from autoscaler.capacity.nodes import KarpenterNodes
-from autoscaler.capacity.provisioning import ProvisioningProvider
-from autoscaler.capacity.publishing import Publishing
-from autoscaler.capacity.redfish_bay import Around as Alongside
-from autoscaler.capacity.redfish_cluster import SECRETS, Access, ConfigMapNotes, OpenSites
-from autoscaler.capacity.redfish_http import Service
-from autoscaler.capacity.redfish_reading import Reading
-from autoscaler.capacity.redfish_steps import Terms
-from autoscaler.capacity.remembering import Remembering
-from autoscaler.capacity.server import Object, Server
-from autoscaler.capacity.supplying import Observe, Supplying
-from autoscaler.capacity.turns import Turns
-from autoscaler.capacity.using import in_use
 from autoscaler.contract import ModelName
 from autoscaler.groups import most
 from autoscaler.leases import AcquireOrder, ReleaseOrder
 from autoscaler.pledges import Published, published
 from autoscaler.prices import Prices
-from autoscaler.providers import ProviderSettings
+from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
+from autoscaler.providers.cro.provider import CroFabric
+from autoscaler.providers.cro.turns import Turns
+from autoscaler.providers.deletion_delay import Delaying
+from autoscaler.providers.device_usage import in_use
+from autoscaler.providers.karpenter.disruption_guard import Guarding
+from autoscaler.providers.karpenter.provider import KarpenterNodes
+from autoscaler.providers.kube import Object, Server
+from autoscaler.providers.kueue.provider import KueuePlaces
+from autoscaler.providers.lead_time_store import Remembering
+from autoscaler.providers.machine_groups import Growing
+from autoscaler.providers.provider import Provider
+from autoscaler.providers.provisioning_request.provider import ProvisioningProvider
+from autoscaler.providers.redfish.client import Service
+from autoscaler.providers.redfish.cluster import SECRETS, Access, ConfigMapNotes, OpenSites
+from autoscaler.providers.redfish.dra_publisher import Publishing
+from autoscaler.providers.redfish.inventory import Reading
+from autoscaler.providers.redfish.planning import Terms
+from autoscaler.providers.redfish.provider import RedfishFabric
+from autoscaler.providers.redfish.system_writer import Around as Alongside
+from autoscaler.providers.runner import Observe, Supplying
 from autoscaler.settings import Settings
+from autoscaler.spec.capacity import ProviderSettings
 from autoscaler.world import World
 
 if TYPE_CHECKING:  # commands that only check Settings start without the planner
@@ -222,7 +222,7 @@ def _places(entry: ProviderSettings) -> dict[str, tuple[str, str]]:
 
 
 class Supplies:
-    """The loop's Supplier (`autoscaler.capacity.base`), for whatever the Settings name. A listener of the loop."""
+    """The loop's Supplier (`autoscaler.providers.provider`), for whatever the Settings name. A listener of the loop."""
 
     def __init__(
         self, server: Server, places: tuple[str, str, str], world: Callable[[], World], observe: Observe,

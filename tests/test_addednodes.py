@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from autoscaler.capacity.addednodes import Shape, Terms, of_kinds, offer, shape
 from autoscaler.leases import Offer
+from autoscaler.providers.new_nodes import Shape, Terms, of_kinds, offer, shape
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, Price, Settings
 from autoscaler.taints import Taint

@@ -7,10 +7,20 @@ from typing import Any
 
 import pytest
 
-from autoscaler.capacity import bookings
-from autoscaler.capacity.bookings import ATOMIC, CHECK, CONSUMED, GKE, Booking, Condition, Node, assigned, listed
 from autoscaler.contract import ModelName
 from autoscaler.leases import Offer
+from autoscaler.providers.provisioning_request import objects
+from autoscaler.providers.provisioning_request.objects import (
+    ATOMIC,
+    CHECK,
+    CONSUMED,
+    GKE,
+    Booking,
+    Condition,
+    Node,
+    assigned,
+    listed,
+)
 from autoscaler.world import NodeId
 
 GRANTED = Condition(holds=True, reason="CapacityIsProvisioned", message="", since_unix_s=100.0)
@@ -101,20 +111,20 @@ def test_a_quota_is_named_wherever_it_is_said() -> None:
     for reason, message in (("QUOTA_EXCEEDED", ""), ("Waiting", "GCE: quota 'GPUS_ALL_REGIONS' exceeded")):
         said = Condition(holds=False, reason=reason, message=message, since_unix_s=1.0)
         one = booking(conditions={"Provisioned": said})
-        assert bookings.is_dry(one)
+        assert objects.is_dry(one)
         assert listed(one, None, "", None).says.startswith("the quota of the cloud is used up (")
 
 
 def test_a_run_ends_after_what_the_offer_lasts_and_at_once_when_it_is_revoked() -> None:
     offer = Offer(provider="queue", name="l4", product="L4", memory_bytes=1, lasts_s=60.0)
-    assert bookings.ends_unix_s(booking()) is None
-    assert bookings.ends_unix_s(booking(offer=offer)) == 160.0
-    assert bookings.ends_unix_s(booking(offer=offer, conditions={})) is None
+    assert objects.ends_unix_s(booking()) is None
+    assert objects.ends_unix_s(booking(offer=offer)) == 160.0
+    assert objects.ends_unix_s(booking(offer=offer, conditions={})) is None
     revoked = Condition(holds=True, reason="Preempted", message="", since_unix_s=120.0)
     both = {"Provisioned": GRANTED, "CapacityRevoked": revoked}
-    assert bookings.ends_unix_s(booking(offer=offer, conditions=both)) == 120.0
+    assert objects.ends_unix_s(booking(offer=offer, conditions=both)) == 120.0
 
 
 def test_a_provider_has_a_label_whatever_its_name_is() -> None:
-    assert bookings.label_of("team/queue:1") == "team-queue-1"
-    assert len(bookings.label_of("q" * 253)) == 63
+    assert objects.label_of("team/queue:1") == "team-queue-1"
+    assert len(objects.label_of("q" * 253)) == 63

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.base import Provider, RefusedError
-from autoscaler.capacity.nodes import KarpenterNodes, uses
-from autoscaler.capacity.server import AnswerError, Object
 from autoscaler.podspec import Pod, Resources
+from autoscaler.providers.karpenter.provider import KarpenterNodes, uses
+from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.provider import Provider, RefusedError
 from autoscaler.settings import NodeKind, Price
 from autoscaler.world import World
 from tests.contracts.provider import ProviderContract, one, order, owned, release

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autoscaler.capacity.base import RefusedError
 from autoscaler.ownership import Ownership, identity
+from autoscaler.providers.provider import RefusedError
 from tests.contracts.provider import Rig, one, order, release
 from tests.kit.cro_rack import Rack
 from tests.kit.objects import PlayedServer

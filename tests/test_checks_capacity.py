@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from autoscaler.capacity.server import AnswerError, Object
 from autoscaler.documents import load
+from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.settings import Settings
 from pilotlight.checks import Finding
 from pilotlight.checks_capacity import APIS, Place, judge

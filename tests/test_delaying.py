@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.attached import lent
-from autoscaler.capacity.delaying import DELAY, NODES, Delaying, key_of
-from autoscaler.capacity.server import AnswerError
-from autoscaler.capacity.upkeep import REST_S
 from autoscaler.leases import LeasesSeen
+from autoscaler.providers.deletion_delay import DELAY, NODES, Delaying, key_of
+from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.reconciler import REST_S
 from autoscaler.world import World
 from tests.kit.objects import PlayedServer
 from tests.kit.offered import acted, arrived, cloud, listed, offer, shown, surge, told

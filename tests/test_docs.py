@@ -13,12 +13,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler import documents
-from autoscaler.capacity import addednodes, fabric_cro, provisioning, redfish_steps
 from autoscaler.drivers.probes import FAST_EVERY_S, FAST_FOR_S, LISTENS_EVERY_S, PROBES_PER_S_MAX, SLOW_EVERY_S
 from autoscaler.metrics import Metrics
 from autoscaler.not_yet import ENGINES, KEYS, SCHEMES
 from autoscaler.prices import CLASSES
-from autoscaler.providers import KINDS, QUEUES, ProviderSettings
+from autoscaler.providers import new_nodes
+from autoscaler.providers.cro import provider as cro
+from autoscaler.providers.provisioning_request import provider as provisioning_request
+from autoscaler.providers.redfish import planning
+from autoscaler.spec.capacity import KINDS, QUEUES, ProviderSettings
 from autoscaler.world import World
 from docs import draw_call, states
 from gateway.telemetry import Telemetry
@@ -96,9 +99,9 @@ def test_the_keys_are_those_of_the_schema(kind: str) -> None:
 def test_the_kinds_of_providers_are_told_with_their_own_times_and_which_keep_headroom() -> None:
     told = rows(section(OPERATIONS, "More capacity"))
     assert tuple(told) == KINDS
-    own = {"cro": fabric_cro, "redfish": redfish_steps, "karpenter": addednodes, "clusterAutoscaler": addednodes}
+    own = {"cro": cro, "redfish": planning, "karpenter": new_nodes, "clusterAutoscaler": new_nodes}
     assert {kind: told[kind][1] for kind in own} == {kind: f"{one.EXPECTED_S:g}" for kind, one in own.items()}
-    for class_name, expected_s in provisioning.EXPECTED_S.items():
+    for class_name, expected_s in provisioning_request.EXPECTED_S.items():
         assert f"`{class_name.partition('.')[0]}` {expected_s:g}," in told["provisioningRequest"][1]
     assert told["kueue"][1] == "nobody can say"
     assert tuple(kind for kind, cells in told.items() if cells[2] == "no") == QUEUES

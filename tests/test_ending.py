@@ -13,8 +13,8 @@ from autoscaler.observations import Reported, SlicesSeen, Tick
 from autoscaler.operators import closed
 from autoscaler.ordered import Cordon, CordonsSeen, Place
 from autoscaler.plan import plan
-from autoscaler.providers import Cro, ProviderSettings
 from autoscaler.returning import STRAY_S
+from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.taints import Taint
 from autoscaler.words import seconds
 from autoscaler.world import NodeId, World

@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.attached import GPU_COUNT
-from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.fabric_cro import EXPECTED_S, NODES, PARTIAL_S, CroFabric
-from autoscaler.capacity.fabric_requests import LAST_USED, LEASE, NOTE, REQUESTS, Note, name_for, new_request
-from autoscaler.capacity.server import AnswerError, Object
-from autoscaler.capacity.using import CLAIMS, SLICES
 from autoscaler.leases import LeaseId, ReleaseOrder
+from autoscaler.providers.cro.objects import LAST_USED, LEASE, NOTE, REQUESTS, Note, name_for, new_request
+from autoscaler.providers.cro.provider import EXPECTED_S, NODES, PARTIAL_S, CroFabric
+from autoscaler.providers.device_usage import CLAIMS, SLICES
+from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.provider import RefusedError
 from autoscaler.settings import Settings
 from autoscaler.world import DeviceId, NodeId, Slice, SliceId
 from tests.contracts.provider import OWNER, ProviderContract, order

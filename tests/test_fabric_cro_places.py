@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.fabric_cro import CroFabric
-from autoscaler.capacity.fabric_requests import REQUESTS, name_for
-from autoscaler.capacity.supplying import Told
-from autoscaler.capacity.turns import Turns
 from autoscaler.leases import LeaseRefused, LeasesSeen, OffersSeen
-from autoscaler.providers import Cro, ProviderSettings
+from autoscaler.providers.cro.objects import REQUESTS, name_for
+from autoscaler.providers.cro.provider import CroFabric
+from autoscaler.providers.cro.turns import Turns
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.runner import Told
 from autoscaler.settings import Settings
+from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.world import DeviceId, SliceId
 from pilotlight.supplies import Supplies
 from tests.contracts.provider import order, release

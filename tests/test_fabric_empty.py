@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.fabric_cro import NODES
-from autoscaler.capacity.fabric_requests import REQUESTS, Note, name_for, new_request
+from autoscaler.providers.cro.objects import REQUESTS, Note, name_for, new_request
+from autoscaler.providers.cro.provider import NODES
+from autoscaler.providers.provider import RefusedError
 from tests.contracts.provider import OWNER
 from tests.kit.cro_rack import MODEL, NODE, UNIX_S, Rack, given_back, ordered
 from tests.kit.objects import PlayedServer

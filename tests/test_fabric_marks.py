@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.fabric_cro import FRESH_S
-from autoscaler.capacity.fabric_requests import LAST_USED, LEASE, NOTE, REQUESTS, RESOURCES, VICTIM, Note, name_for
-from autoscaler.capacity.server import AnswerError, Object
+from autoscaler.providers.cro.objects import LAST_USED, LEASE, NOTE, REQUESTS, RESOURCES, VICTIM, Note, name_for
+from autoscaler.providers.cro.provider import FRESH_S
+from autoscaler.providers.kube import AnswerError, Object
 from tests.kit.cro_rack import MODEL, NODE, Rack, given_back, ordered
 from tests.kit.objects import stamp
 

@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from autoscaler.capacity.base import Attended, RefusedError
-from autoscaler.capacity.fabric_cro import NODES, REST_S
-from autoscaler.capacity.fabric_requests import (
+from autoscaler.leases import OFFERS_MAX, LeasesSeen
+from autoscaler.providers.cro.objects import (
     API,
     LAST_USED,
     LEASE,
@@ -21,9 +20,10 @@ from autoscaler.capacity.fabric_requests import (
     read_resource,
     starved,
 )
-from autoscaler.capacity.server import AnswerError, Object
-from autoscaler.capacity.supplying import LIST_S, Supplying, Told
-from autoscaler.leases import OFFERS_MAX, LeasesSeen
+from autoscaler.providers.cro.provider import NODES, REST_S
+from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.provider import Attended, RefusedError
+from autoscaler.providers.runner import LIST_S, Supplying, Told
 from tests.contracts.provider import order
 from tests.kit.cro_rack import MODEL, NODE, Rack, given_back, node, ordered
 from tests.kit.fake_cro import NONE_FREE

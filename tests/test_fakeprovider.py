@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from autoscaler.capacity.base import Provider
+from autoscaler.providers.provider import Provider
 from autoscaler.world import Slice
 from tests.contracts.provider import ProviderContract, order
 from tests.kit.fakeprovider import FakeProvider, Fate

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.actions import AcquireLease
-from autoscaler.capacity.fabric_cro import NODES, CroFabric
 from autoscaler.foretold import MAKERS, Coming, may_come
 from autoscaler.leases import Offer
 from autoscaler.plan import plan
 from autoscaler.podspec import Pod
+from autoscaler.providers.cro.provider import NODES, CroFabric
 from autoscaler.slicing.vendors import RESOURCES, VENDORS
 from autoscaler.world import World
 from tests.kit import cro_rack

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from autoscaler.capacity.guarding import Guarding
-from autoscaler.capacity.server import AnswerError
-from autoscaler.capacity.upkeep import REST_S
 from autoscaler.model import ADOPTED_HASH
 from autoscaler.ordered import Cordon, Place
 from autoscaler.podspec import DO_NOT_DISRUPT, SAFE_TO_EVICT, Pod
+from autoscaler.providers.karpenter.disruption_guard import Guarding
+from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.reconciler import REST_S
 from autoscaler.settings import Settings
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import PodRef, Replica, World

@@ -13,7 +13,7 @@ from autoscaler.leases import Lease, LeaseRefused, LeasesSeen, Listed
 from autoscaler.observations import SlicesSeen
 from autoscaler.ordered import Cordon, Place
 from autoscaler.plan import plan
-from autoscaler.providers import Cro, ProviderSettings
+from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.world import Slice, World
 from tests.kit.offered import (
     A,

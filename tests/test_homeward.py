@@ -17,9 +17,9 @@ from autoscaler.leases import AcquireOrder, LeaseId
 from autoscaler.model import Auto, Gpu, Model, ReplicaRange, Rollout
 from autoscaler.ordered import Cordon, CordonsSeen, Place
 from autoscaler.plan import plan
-from autoscaler.providers import Cro, ProviderSettings
 from autoscaler.rented import KEPT_S, rented
 from autoscaler.settings import Settings
+from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import History, Move, Rented, Replica, Slice, SliceId, World
 from tests.kit.offered import A, acted, arrived, cloud, offer, offered, releases, told

@@ -8,16 +8,17 @@ from collections.abc import Coroutine
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity import bookings, places
-from autoscaler.capacity.base import Provider, RefusedError
-from autoscaler.capacity.kueue import KueuePlaces
-from autoscaler.capacity.provisioning import WAIT_MAX
-from autoscaler.capacity.server import Object
 from autoscaler.contract import ModelName
 from autoscaler.leases import NO_MARKS, Listed
 from autoscaler.podspec import GPU
-from autoscaler.providers import Kueue, ProviderSettings
+from autoscaler.providers.kube import Object
+from autoscaler.providers.kueue import workload
+from autoscaler.providers.kueue.provider import KueuePlaces
+from autoscaler.providers.provider import Provider, RefusedError
+from autoscaler.providers.provisioning_request import objects
+from autoscaler.providers.provisioning_request.provider import WAIT_MAX
 from autoscaler.settings import NodeSlicing
+from autoscaler.spec.capacity import Kueue, ProviderSettings
 from autoscaler.world import World
 from tests.contracts.provider import ProviderContract, order, release
 from tests.kit.fakekueue import NEWEST, FakeKueue
@@ -32,7 +33,7 @@ WORKLOADS = f"/apis/{NEWEST}/namespaces/{NAMESPACE}/workloads"
 class KueueRig:
     """In virtual time; the played Kueue looks every second."""
 
-    def __init__(self, gpus: int = 2, version: str = places.VERSIONS[0]) -> None:
+    def __init__(self, gpus: int = 2, version: str = workload.VERSIONS[0]) -> None:
         self.gpus, self.version, self.settings = gpus, version, settings(4)
         self.server: PlayedServer
         self.kueue: FakeKueue
@@ -43,8 +44,8 @@ class KueueRig:
         async def whole() -> None:
             clock = asyncio.get_running_loop().time
             self.server = PlayedServer(lambda: UNIX_S + clock())
-            self.server.put(f"/apis/{places.API}", {"versions": [{"version": self.version}]})
-            queues = QUEUES.replace(places.VERSIONS[0], self.version)
+            self.server.put(f"/apis/{workload.API}", {"versions": [{"version": self.version}]})
+            queues = QUEUES.replace(workload.VERSIONS[0], self.version)
             self.server.put(f"{queues}/serving", {"spec": {"clusterQueue": "gpus"}})
             self.kueue = FakeKueue(self.server, NAMESPACE, clock, {"w1": self.gpus}, version=self.version)
             await scenario
@@ -74,9 +75,9 @@ class KueueRig:
     def use(self, name: str) -> None:
         """See Rig: a Replica's pod takes the place."""
         kept = self.server.objects.pop(f"{PODS}/{name}")
-        one = places.read(kept)
+        one = workload.read(kept)
         assert one is not None
-        marks = places.listed(one, None, "serving").marks
+        marks = workload.listed(one, None, "serving").marks
         assert marks.instead == name
         taker = {
             "metadata": {"labels": marks.labels, "annotations": marks.annotations},
@@ -164,7 +165,7 @@ def test_an_older_kueue_is_asked_in_its_own_version_and_none_is_told_as_that() -
         await rig.go_on()
         assert (await only(provider)).says.startswith("no quota can ever hold it"), "its Workload is read"
         await provider.release(release(order((await provider.offers())[0], 0)))
-        del rig.server.objects[f"/apis/{places.API}"]
+        del rig.server.objects[f"/apis/{workload.API}"]
         with pytest.raises(RefusedError, match="Kueue is not installed"):
             await provider.offers()
 
@@ -200,7 +201,7 @@ def test_who_finds_the_node_before_the_place_does_takes_it_with_its_quota() -> N
         await rig.go_on()
         shown = {one.name: one for one in await provider.list()}
         assert {one.phase for one in shown.values()} == {"coming"}
-        assert (shown[first].marks.instead, shown[first].marks.gates) == (first, (places.GATE,))
+        assert (shown[first].marks.instead, shown[first].marks.gates) == (first, (workload.GATE,))
         assert shown[second].marks == NO_MARKS
 
     rig.run(what())
@@ -264,7 +265,7 @@ def test_who_takes_the_place_is_the_lease_until_it_goes_and_then_nothing_is_held
         await rig.go_on()
         shown = await only(provider)
         assert (shown.name, shown.phase, shown.node, shown.marks.instead) == (name, "here", "w1", "")
-        assert shown.marks.gates == (places.GATE,)
+        assert shown.marks.gates == (workload.GATE,)
         assert not rig.server.objects[f"{PODS}/replica"]["spec"]["schedulingGates"], (
             "its quota is the one that was kept"
         )
@@ -366,8 +367,8 @@ def test_a_model_that_is_gone_is_ordered_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"metadata": {"annotations": {bookings.OFFER: "<html>"}}}, "somebody changed the annotations of its pod"),
-        ({"metadata": {"annotations": {bookings.EPOCH: None}}}, "somebody changed the annotations of its pod"),
+        ({"metadata": {"annotations": {objects.OFFER: "<html>"}}}, "somebody changed the annotations of its pod"),
+        ({"metadata": {"annotations": {objects.EPOCH: None}}}, "somebody changed the annotations of its pod"),
         ({"status": {"phase": "Failed"}}, "the pod that kept its place has ended"),
     ],
 )

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.attached import GPU_COUNT
-from autoscaler.capacity.growing import LOOK_S, NONE_S, Growing
-from autoscaler.capacity.machinegroups import LABELS, Found, groups
-from autoscaler.capacity.server import AnswerError
 from autoscaler.leases import Capacity, Group, GroupsSeen
-from autoscaler.providers import Cro, ProviderSettings
+from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.machine_groups import LOOK_S, NONE_S, Growing
+from autoscaler.providers.machinegroups import LABELS, Found, groups
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, Settings
+from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.world import World
 from tests.kit.objects import PlayedServer
 from tests.kit.worlds import GI

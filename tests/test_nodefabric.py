@@ -17,8 +17,8 @@ from autoscaler.nodetelling import BLANK, NodeTelling
 from autoscaler.nodewants import FabricWant, NodeWants
 from autoscaler.ordered import NodeReported
 from autoscaler.plan import plan
-from autoscaler.providers import ProviderSettings, Redfish
 from autoscaler.settings import Settings
+from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.world import NodeId, World
 from tests.kit.fake_redfish import FakeFabric
 from tests.kit.offered import A, acted, arrived, listed, offer, orders, releases, shown, surge, told

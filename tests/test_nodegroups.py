@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.base import Provider, RefusedError
-from autoscaler.capacity.nodeclaims import WRITER
-from autoscaler.capacity.nodegroups import NodeGroup
-from autoscaler.capacity.nodes import NODES
-from autoscaler.capacity.placeholders import KEEPS, PATIENCE_S, REFUSED, TRIGGERED, keeper_of
 from autoscaler.drivers.kubernetes import nodes
 from autoscaler.podspec import MANAGED_BY, PLACE, Pod, Resources, Toleration
-from autoscaler.providers import ClusterAutoscaler
+from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS, PATIENCE_S, REFUSED, TRIGGERED, keeper_of
+from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
+from autoscaler.providers.karpenter.nodeclaim import WRITER
+from autoscaler.providers.karpenter.provider import NODES
+from autoscaler.providers.provider import Provider, RefusedError
 from autoscaler.settings import Price
+from autoscaler.spec.capacity import ClusterAutoscaler
 from autoscaler.world import World
 from tests.contracts.provider import ProviderContract, one, order, owned, release
 from tests.kit.played_autoscaler import FULL, NODE_S, PODS, PlayedAutoscaler

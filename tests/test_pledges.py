@@ -12,9 +12,9 @@ from autoscaler.leases import LeaseRefused, Offer, OffersSeen, ProvidersSeen
 from autoscaler.observations import SlicesSeen
 from autoscaler.plan import plan
 from autoscaler.pledges import CLAIM_S, Published, published
-from autoscaler.providers import ProviderSettings, Redfish
 from autoscaler.returning import WITHDRAW_S
 from autoscaler.settings import Settings
+from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.world import World
 from tests.kit.offered import A, acted, arrived, offer, offered, orders, releases, shown, surge, told
 from tests.kit.worlds import T0, world

@@ -7,7 +7,7 @@ import pytest
 from autoscaler.documents import DocumentError, load
 from autoscaler.expected import WrongKeyError, decode
 from autoscaler.podspec import API_VERSION
-from autoscaler.providers import KINDS, PROVIDERS_MAX, Cro, ProviderSettings, Redfish, check_providers
+from autoscaler.spec.capacity import KINDS, PROVIDERS_MAX, Cro, ProviderSettings, Redfish, check_providers
 
 NO_URLS = [
     "http://f", "https://", "https://user:hunter2@f", "f", "https://f?a=b", "https://f/redfish/v1", "https://f:99999",

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity import bookings
-from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.bookings import ATOMIC, CHECK, GKE
-from autoscaler.capacity.provisioning import HALF_S
 from autoscaler.contract import ModelName
 from autoscaler.leases import NO_MARKS, LeaseId, ReleaseOrder
 from autoscaler.podspec import GPU
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.provisioning_request import objects
+from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
+from autoscaler.providers.provisioning_request.provider import HALF_S
 from tests.contracts.provider import ProviderContract, order, release
 from tests.kit.fakeprovisioner import Fault
 from tests.kit.queued import (
@@ -229,7 +229,7 @@ def test_what_is_granted_says_how_pods_use_it() -> None:
         provider, name = await ordered(rig)
         assert (await only(provider)).marks == NO_MARKS
         await rig.until_here(name)
-        assert (await only(provider)).marks.annotations == dict(zip(bookings.CONSUMES, (name, ATOMIC), strict=True))
+        assert (await only(provider)).marks.annotations == dict(zip(objects.CONSUMES, (name, ATOMIC), strict=True))
 
     scenario(rig, what)
 
@@ -242,7 +242,7 @@ def test_a_booking_that_was_used_up_is_no_failure() -> None:
         await rig.until_here(name)
         await rig.go_on(60.0)
         said = rig.server.objects[f"{REQUESTS}/{name}"]["status"]["conditions"]
-        assert any(one["type"] == "BookingExpired" and one["reason"] == bookings.CONSUMED for one in said)
+        assert any(one["type"] == "BookingExpired" and one["reason"] == objects.CONSUMED for one in said)
         shown = await only(provider)
         assert (shown.phase, shown.node) == ("here", "there")
 
@@ -376,7 +376,7 @@ def test_annotations_that_somebody_changed_are_a_failed_lease_and_no_crash() -> 
 
     async def what() -> None:
         provider, name = await ordered(rig)
-        rig.server.objects[f"{REQUESTS}/{name}"]["metadata"]["annotations"][bookings.OFFER] = "<html>"
+        rig.server.objects[f"{REQUESTS}/{name}"]["metadata"]["annotations"][objects.OFFER] = "<html>"
         shown = await only(provider)
         assert (shown.phase, shown.says) == ("failed", "somebody changed the annotations of its ProvisioningRequest")
 

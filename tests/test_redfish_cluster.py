@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.fabric_redfish import RedfishFabric
-from autoscaler.capacity.redfish_cluster import NOTES, Access, AccessError, ConfigMapNotes, OpenSites
-from autoscaler.capacity.redfish_http import Login
-from autoscaler.capacity.redfish_reading import Noted
 from autoscaler.ownership import Ownership
-from autoscaler.providers import ProviderSettings, Redfish
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.redfish.client import Login
+from autoscaler.providers.redfish.cluster import NOTES, Access, AccessError, ConfigMapNotes, OpenSites
+from autoscaler.providers.redfish.inventory import Noted
+from autoscaler.providers.redfish.provider import RedfishFabric
 from autoscaler.settings import Settings
+from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.world import World
 from pilotlight import supplies
 from pilotlight.supplies import Around

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from autoscaler.capacity import redfish_documents as documents
-from autoscaler.capacity.redfish_documents import DocumentError, Mark
 from autoscaler.contract import ModelName
+from autoscaler.providers.redfish import schema as documents
+from autoscaler.providers.redfish.schema import DocumentError, Mark
 
 BLOCK = {
     "@odata.id": "/redfish/v1/CompositionService/ResourceBlocks/DeviceBlock-41",

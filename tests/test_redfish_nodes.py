@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.fabric_redfish import LATE_S, RedfishFabric
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.redfish.provider import LATE_S, RedfishFabric
 from tests.contracts.provider import release
 from tests.kit.fake_redfish import FakeFabric
 from tests.kit.redfish_rig import TURN_S, FabricRig

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.fabric_redfish import RedfishFabric
-from autoscaler.capacity.redfish_bay import NOTHING_S
-from autoscaler.capacity.redfish_documents import Mark
-from autoscaler.capacity.redfish_http import POLL_S, NoAnswerError, StatusError
-from autoscaler.capacity.redfish_reading import Reading
 from autoscaler.contract import ModelName
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.redfish.client import POLL_S, NoAnswerError, StatusError
+from autoscaler.providers.redfish.inventory import Reading
+from autoscaler.providers.redfish.provider import RedfishFabric
+from autoscaler.providers.redfish.schema import Mark
+from autoscaler.providers.redfish.system_writer import NOTHING_S
 from tests.contracts.provider import order, release
 from tests.kit.fake_redfish import A100, BLOCKS, PASSWORD, SYSTEMS, TOKEN, FakeFabric
 from tests.kit.offered import offer

@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.attached import Site
-from autoscaler.capacity.redfish_documents import Block, Gpu, Mark, System
-from autoscaler.capacity.redfish_steps import Claim, Fabric, Held, before, claim, links, listed, offers, uuids
 from autoscaler.leases import OFFERS_MAX, AcquireOrder, Offer
+from autoscaler.providers.redfish.planning import Claim, Fabric, Held, before, claim, links, listed, offers, uuids
+from autoscaler.providers.redfish.schema import Block, Gpu, Mark, System
 from tests.contracts.provider import OWNER, order
 from tests.kit.redfish_rig import terms
 

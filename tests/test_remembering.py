@@ -9,11 +9,11 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.remembering import BYTES_MAX, NAME, SAVE_S, Remembering, learnt_of, text_of
-from autoscaler.capacity.server import AnswerError
-from autoscaler.capacity.upkeep import REST_S
 from autoscaler.fold import Observation
 from autoscaler.leases import STARTS_MAX, Capacity, Kind, Learnt, LearntSeen
+from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.lead_time_store import BYTES_MAX, NAME, SAVE_S, Remembering, learnt_of, text_of
+from autoscaler.providers.reconciler import REST_S
 from autoscaler.world import World
 from tests.kit.objects import PlayedServer
 from tests.sim.virtual import run

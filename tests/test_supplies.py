@@ -12,8 +12,6 @@ from msgspec.structs import replace
 
 from autoscaler.actions import Plan
 from autoscaler.awaited import Awaited
-from autoscaler.capacity.base import Provider
-from autoscaler.capacity.supplying import CLOSING, Told
 from autoscaler.leases import (
     AcquireOrder,
     Capacity,
@@ -26,8 +24,10 @@ from autoscaler.leases import (
     ReleaseOrder,
 )
 from autoscaler.loop import Step
-from autoscaler.providers import KINDS, ClusterAutoscaler, Cro, Karpenter, ProviderSettings, Redfish
+from autoscaler.providers.provider import Provider
+from autoscaler.providers.runner import CLOSING, Told
 from autoscaler.settings import Settings
+from autoscaler.spec.capacity import KINDS, ClusterAutoscaler, Cro, Karpenter, ProviderSettings, Redfish
 from autoscaler.world import World
 from pilotlight import supplies
 from pilotlight.supplies import Around, Kind, Mode, Supplies, apart, check

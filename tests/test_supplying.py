@@ -8,8 +8,6 @@ from collections.abc import Callable, Coroutine
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.supplying import CALL_S_MAX, LIST_S, OFFERS_S, Supplying, Told
 from autoscaler.leases import (
     AcquireOrder,
     LeaseId,
@@ -22,6 +20,8 @@ from autoscaler.leases import (
     ProviderTroubled,
     ReleaseOrder,
 )
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.runner import CALL_S_MAX, LIST_S, OFFERS_S, Supplying, Told
 from tests.contracts.provider import order, release
 from tests.kit.fakeprovider import FakeProvider, Fate
 from tests.kit.offered import offer

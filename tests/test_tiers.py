@@ -12,8 +12,8 @@ import click
 import pytest
 
 from autoscaler.model import Adopted
-from autoscaler.providers import KINDS
 from autoscaler.settings import NodeSlicing
+from autoscaler.spec.capacity import KINDS
 from pilotlight.cli import cli
 from scripts.gates import ROOT
 

@@ -6,10 +6,10 @@ from time import process_time
 
 import pytest
 
-from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.bookings import Condition
-from autoscaler.capacity.places import accepts
-from autoscaler.capacity.server import SAID_MAX, AnswerError
+from autoscaler.providers.kube import SAID_MAX, AnswerError
+from autoscaler.providers.kueue.workload import accepts
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.provisioning_request.objects import Condition
 from autoscaler.words import unaddressed
 
 

@@ -7,9 +7,9 @@ from math import inf
 
 import pytest
 
-from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.server import AnswerError
-from autoscaler.capacity.upkeep import REST_S, Upkeep
+from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.reconciler import REST_S, Upkeep
 from tests.sim.virtual import run
 
 

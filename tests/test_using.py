@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.capacity.using import CLAIMS, SLICES, in_use
+from autoscaler.providers.device_usage import CLAIMS, SLICES, in_use
 from tests.kit.objects import PlayedServer
 from tests.sim.virtual import run
 

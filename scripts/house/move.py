@@ -1,9 +1,9 @@
 """Moves product files to the paths of moves.tsv and rewrites all references: python scripts/house/move.py FOLDER...
 
-A FOLDER is a package, or a file; only these files move. Files that become one file later move to the folder of that file
-under their own names. Imports, dotted names in strings and documents, and paths are rewritten in all tracked files.
-Running it again changes nothing. It fails on a product file that has no row, and on a row whose file does not exist in
-either place.
+A FOLDER is a package or a file; only these files move. Files that become one file later move to the folder of that
+file under their own names. Imports, dotted names in strings and documents, and paths are rewritten in all tracked
+files. Running it again changes nothing. It fails on a product file that has no row, and on a row whose file does not
+exist in either place.
 """
 
 from __future__ import annotations

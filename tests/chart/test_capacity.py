@@ -10,7 +10,7 @@ import pytest
 from helm_python import HelmError
 
 from autoscaler.expected import WrongKeyError
-from autoscaler.providers import KINDS, QUEUES, ProviderSettings, check_providers
+from autoscaler.spec.capacity import KINDS, QUEUES, ProviderSettings, check_providers
 from pilotlight.cli import cli
 from tests.kit.chart import pod_specs, texts
 from tests.test_providers import NO_URLS, URLS

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from autoscaler import documents
-from autoscaler.capacity.provisioning import ProvisioningProvider
 from autoscaler.leases import Offer
 from autoscaler.prices import Prices
+from autoscaler.providers.provisioning_request.provider import ProvisioningProvider
 from autoscaler.settings import Settings
 from autoscaler.world import World
 from tests.kit.chart import example, named

@@ -13,7 +13,7 @@ import pytest
 
 from autoscaler.drivers.kubernetes.adoption.seen import COST, INTENT, REPLICA, SHOWN
 from autoscaler.drivers.kubernetes.rights import Scope, rights
-from autoscaler.providers import kinds_of
+from autoscaler.spec.capacity import kinds_of
 from pilotlight.gathering import load_settings
 from tests.kit.chart import SETS, Object, Values, objects, of_kind, pod_specs
 

@@ -20,9 +20,9 @@ from autoscaler.drivers.kubernetes.plugins import PLACES
 from autoscaler.drivers.kubernetes.rights import rights
 from autoscaler.foreign.kubeai import API_VERSION as KUBEAI
 from autoscaler.podspec import MANAGED_BY, OURS
-from autoscaler.providers import KINDS as PROVIDERS
-from autoscaler.providers import PUBLISH
 from autoscaler.slicing.table import ANNOTATIONS, CHOICES
+from autoscaler.spec.capacity import KINDS as PROVIDERS
+from autoscaler.spec.capacity import PUBLISH
 from tests.cluster import definitions
 
 UNREADABLE: Final = 200

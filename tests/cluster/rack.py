@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from autoscaler.drivers.kubernetes.watching import Change, Watched
+from autoscaler.providers.cro.objects import REQUESTS, RESOURCES
 from pilotlight.objects import Objects
 from tests.cluster import definitions
 from tests.cluster.conftest import next_number

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from autoscaler.capacity.fabric_requests import ONLINE, REQUESTS, RESOURCES, new_request
 from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
+from autoscaler.providers.cro.objects import ONLINE, REQUESTS, RESOURCES, new_request
 from tests.cluster import definitions
 from tests.cluster.calls import chat
 from tests.cluster.conftest import next_number

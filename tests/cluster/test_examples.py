@@ -22,10 +22,10 @@ import helm_python
 import pytest
 import yaml
 
-from autoscaler.capacity.bookings import API, ATOMIC, GKE
-from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES
 from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from autoscaler.drivers.kubernetes.vocabulary import NODES
+from autoscaler.providers.cro.objects import REQUESTS, RESOURCES
+from autoscaler.providers.provisioning_request.objects import API, ATOMIC, GKE
 from pilotlight import keys
 from pilotlight.objects import Objects
 from tests.cluster import definitions

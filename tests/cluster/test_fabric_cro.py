@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.capacity.base import Attended, Provider
-from autoscaler.capacity.fabric_cro import NODES, CroFabric
-from autoscaler.capacity.fabric_requests import API, MANAGED_BY, REQUESTS, RESOURCES
-from autoscaler.capacity.server import Object
 from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
+from autoscaler.providers.cro.objects import API, MANAGED_BY, REQUESTS, RESOURCES
+from autoscaler.providers.cro.provider import NODES, CroFabric
+from autoscaler.providers.kube import Object
+from autoscaler.providers.provider import Attended, Provider
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, Settings
 from autoscaler.world import World

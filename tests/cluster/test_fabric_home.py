@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from autoscaler.capacity.remembering import NAME, learnt_of
 from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.providers.lead_time_store import NAME, learnt_of
 from tests.cluster.fabric import Stream, in_order, settings, slow
 from tests.cluster.rack import Rack, rack
 from tests.cluster.test_placing import held_by_others

@@ -9,7 +9,7 @@ import asyncio
 import msgspec
 import pytest
 
-from autoscaler.capacity.fabric_requests import NOTE
+from autoscaler.providers.cro.objects import NOTE
 from tests.cluster.house import model
 from tests.cluster.rack import Rack, rack
 from tests.kit.observed import WAIT_S_MAX

@@ -13,11 +13,11 @@ from signal import SIGCONT, SIGSTOP
 
 import pytest
 
-from autoscaler.capacity.base import Provider
-from autoscaler.capacity.nodes import KarpenterNodes
-from autoscaler.capacity.server import Object
 from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import Api, UnreachableError
+from autoscaler.providers.karpenter.provider import KarpenterNodes
+from autoscaler.providers.kube import Object
+from autoscaler.providers.provider import Provider
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, Settings
 from autoscaler.world import World

@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity import places
-from autoscaler.capacity.kueue import KueuePlaces
-from autoscaler.capacity.server import AnswerError, Object
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes import nodes
 from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import MERGE, Api
 from autoscaler.drivers.kubernetes.templates import template
 from autoscaler.podspec import GPU, Resources
-from autoscaler.providers import Kueue, ProviderSettings
+from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.kueue import workload
+from autoscaler.providers.kueue.provider import KueuePlaces
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, Settings
+from autoscaler.spec.capacity import Kueue, ProviderSettings
 from autoscaler.world import World
 from pilotlight.objects import Objects
 from tests.cluster import definitions
@@ -134,9 +134,9 @@ class KueueRig:
         path = f"/api/v1/namespaces/{self._name}/pods"
         found = await self._api.get(f"{path}/{name}")
         assert nodes.read_other(found) is None, "it gives way"
-        one = places.read(found)
+        one = workload.read(found)
         assert one is not None
-        marks = places.listed(one, None, "serving").marks
+        marks = workload.listed(one, None, "serving").marks
         same = {key: found["spec"][key] for key in ("containers", "nodeSelector", "securityContext", "tolerations")}
         taker: Object = {
             "apiVersion": "v1", "kind": "Pod",

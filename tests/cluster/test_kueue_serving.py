@@ -14,10 +14,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from autoscaler.capacity import places
-from autoscaler.capacity.server import AnswerError
 from autoscaler.drivers.kubernetes.api import Api, Object
 from autoscaler.podspec import GPU, PLACE, QUEUE
+from autoscaler.providers.kube import AnswerError
+from autoscaler.providers.kueue import workload
 from pilotlight.objects import Objects
 from tests.cluster import definitions
 from tests.cluster.conftest import next_number
@@ -110,7 +110,7 @@ class Queue:
         await self.api.create(self.pods, {
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": RIVAL, "labels": {QUEUE: "serving"}},
             "spec": {
-                "containers": [container], "schedulingGates": [{"name": places.GATE}],
+                "containers": [container], "schedulingGates": [{"name": workload.GATE}],
                 "nodeSelector": {"test": self.namespace}, "terminationGracePeriodSeconds": 1,
             },
         })  # fmt: skip
@@ -173,7 +173,7 @@ async def test_a_replica_whose_quota_kueue_gives_to_another_ends_its_stream_firs
             while f"{KIND}: {PREEMPTED}" not in await told(house):
                 await asyncio.sleep(0.05)
             gated = (await queue.api.get(f"{queue.pods}/{RIVAL}"))["spec"]["schedulingGates"]
-            assert [one["name"] for one in gated] == [places.GATE], "its quota is the Replica's until that has gone"
+            assert [one["name"] for one in gated] == [workload.GATE], "its quota is the Replica's until that has gone"
             assert whole(await first)
             while RIVAL not in queue.engines:
                 await asyncio.sleep(0.05)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.capacity.placeholders import KEEPS
 from autoscaler.drivers.kubernetes.api import Api, Object
 from autoscaler.podspec import PLACE
+from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS
 from tests.cluster.conftest import next_number
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.container import now

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.capacity import bookings
-from autoscaler.capacity.bookings import ATOMIC, CHECK, GKE
-from autoscaler.capacity.provisioning import COUNTED, ProvisioningProvider
-from autoscaler.capacity.server import AnswerError, Object
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.access import access
 from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
 from autoscaler.drivers.kubernetes.templates import template
 from autoscaler.podspec import GPU, Pod, Toleration
-from autoscaler.providers import ProviderSettings, Provisioning
+from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.provisioning_request import objects
+from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
+from autoscaler.providers.provisioning_request.provider import COUNTED, ProvisioningProvider
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, Settings
+from autoscaler.spec.capacity import ProviderSettings, Provisioning
 from autoscaler.world import World
 from pilotlight.objects import Objects
 from tests.cluster import definitions
@@ -134,7 +134,7 @@ class ProvisioningRig:
             )
 
     async def _pod(self, name: str, node: str, *, consumes: str = "", gpus: int = 0) -> None:
-        notes = dict(zip(bookings.CONSUMES, (consumes, self._class_name), strict=True)) if consumes else {}
+        notes = dict(zip(objects.CONSUMES, (consumes, self._class_name), strict=True)) if consumes else {}
         resources = {"limits": {GPU: str(gpus)}} if gpus else {}
         metadata = {
             "name": f"{name}-{gpus}",

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.base import Provider, RefusedError
 from autoscaler.contract import ModelName
 from autoscaler.leasenames import name_of
 from autoscaler.leases import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder
+from autoscaler.providers.provider import Provider, RefusedError
 from autoscaler.world import World
 from tests.kit.worlds import model, world
 
@@ -72,7 +72,7 @@ async def one(provider: Provider) -> Listed:
 
 
 class ProviderContract:
-    """The promises of `autoscaler.capacity.base.Provider`."""
+    """The promises of `autoscaler.providers.provider.Provider`."""
 
     def test_what_is_ordered_is_listed_with_its_name_owner_and_epoch(self, rig: Rig) -> None:
         async def scenario() -> None:

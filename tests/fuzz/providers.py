@@ -15,8 +15,8 @@ from functools import cache
 from random import Random
 from typing import Any, Final
 
-from autoscaler.capacity.base import RefusedError
-from autoscaler.capacity.server import Object
+from autoscaler.providers.kube import Object
+from autoscaler.providers.provider import RefusedError
 from tests.contracts.provider import order
 from tests.fuzz.hostile import fits, retyped
 from tests.fuzz.typed import misfit

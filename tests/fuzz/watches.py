@@ -19,7 +19,6 @@ from unittest import mock
 from kubernetes.aio import client
 
 from autoscaler import documents
-from autoscaler.capacity import fabric_requests
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.access import Access
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
@@ -41,6 +40,7 @@ from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
 from autoscaler.drivers.kubernetes.unreadable import Unreadable
 from autoscaler.drivers.kubernetes.watching import INITIAL_END, Watched
 from autoscaler.installation import Installation
+from autoscaler.providers.cro import objects
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, Settings
 from pilotlight.cluster import image, launch
@@ -226,8 +226,8 @@ async def _objects(api: Api) -> Callable[[], object]:
 
 
 FOLLOWED: Final[dict[str, tuple[str, Callable[[Object], object]]]] = {
-    "REQUESTS": (fabric_requests.REQUESTS, partial(fabric_requests.heard_of_request, provider="cro")),
-    "RESOURCES": (fabric_requests.RESOURCES, partial(fabric_requests.heard_of_resource, model="NVIDIA-A100-PCIE-80GB")),
+    "REQUESTS": (objects.REQUESTS, partial(objects.heard_of_request, provider="cro")),
+    "RESOURCES": (objects.RESOURCES, partial(objects.heard_of_resource, model="NVIDIA-A100-PCIE-80GB")),
 }
 OWNERS: Final[tuple[Owner, ...]] = (
     _customs, _kubeai, _driver, _inventory, _quotas, _disruptions, _cordons, _cutter, _gateways, _lease, _adoption,

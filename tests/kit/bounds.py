@@ -268,17 +268,17 @@ ROWS: dict[str, tuple[str, ...]] = {
     "a store of weights: `copy.json`": ("artifacts.store.layout.RECORD_BYTES_MAX",),
     "reference to an artifact": ("artifacts.reference.TEXT_CHARS_MAX", "artifacts.reference.NAME_CHARS_MAX"),
     "providers of capacity; Offers, Leases of one; orders that wait at one": (
-        "autoscaler.providers.PROVIDERS_MAX",
+        "autoscaler.spec.capacity.PROVIDERS_MAX",
         "autoscaler.leases.OFFERS_MAX",
         "autoscaler.leases.LISTED_MAX",
-        "autoscaler.capacity.supplying.ORDERS_MAX",
+        "autoscaler.providers.runner.ORDERS_MAX",
     ),
     "orders of one provider that wait in a queue (ProvisioningRequests, places at Kueue)": (
-        "autoscaler.capacity.provisioning.WAIT_MAX",
+        "autoscaler.providers.provisioning_request.provider.WAIT_MAX",
     ),
     "one call of a provider; a list without news, at the latest after": (
-        "autoscaler.capacity.supplying.CALL_S_MAX",
-        "autoscaler.capacity.supplying.LIST_S_MAX",
+        "autoscaler.providers.runner.CALL_S_MAX",
+        "autoscaler.providers.runner.LIST_S_MAX",
     ),
     "Replicas without room that one Plan looks at, kinds of them, Offers that it tries, Leases that it orders": (
         "autoscaler.deficits.WANTS_MAX",
@@ -291,29 +291,29 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.deficits.UNLISTED_S",
     ),
     "a fabric's Redfish service: an answer; resource blocks, pages of their list; requests at once": (
-        "autoscaler.capacity.redfish_http.ANSWER_BYTES_MAX",
-        "autoscaler.capacity.redfish_documents.MEMBERS_MAX",
-        "autoscaler.capacity.redfish_reading.PAGES_MAX",
-        "autoscaler.capacity.redfish_http.AT_ONCE",
+        "autoscaler.providers.redfish.client.ANSWER_BYTES_MAX",
+        "autoscaler.providers.redfish.schema.MEMBERS_MAX",
+        "autoscaler.providers.redfish.inventory.PAGES_MAX",
+        "autoscaler.providers.redfish.client.AT_ONCE",
     ),
     "what a fabric could attach, as published: devices of a node; a look without news, a sweep; a silent fabric keeps "
     "what was published before": (
         "autoscaler.pledges.PUBLISHED_MAX",
-        "autoscaler.capacity.publishing.LOOK_S",
-        "autoscaler.capacity.publishing.SWEEP_S",
+        "autoscaler.providers.redfish.dra_publisher.LOOK_S",
+        "autoscaler.providers.redfish.dra_publisher.SWEEP_S",
         "autoscaler.pledges.UNKNOWN_S",
     ),
     "what was attached for a claim waits to be given to it": ("autoscaler.pledges.CLAIM_S",),
     "a fabric's Redfish service: connect, read, change; a task": (
-        "autoscaler.capacity.redfish_http.CONNECT_S_MAX",
-        "autoscaler.capacity.redfish_http.READ_S_MAX",
-        "autoscaler.capacity.redfish_http.CHANGE_S_MAX",
-        "autoscaler.capacity.redfish_http.TASK_S_MAX",
+        "autoscaler.providers.redfish.client.CONNECT_S_MAX",
+        "autoscaler.providers.redfish.client.READ_S_MAX",
+        "autoscaler.providers.redfish.client.CHANGE_S_MAX",
+        "autoscaler.providers.redfish.client.TASK_S_MAX",
     ),
     "groups of machines that others make grow: from one look to the next, where there are any and where there are "
     "none; counted on after the last growth": (
-        "autoscaler.capacity.growing.LOOK_S",
-        "autoscaler.capacity.growing.NONE_S",
+        "autoscaler.providers.machine_groups.LOOK_S",
+        "autoscaler.providers.machine_groups.NONE_S",
         "autoscaler.groups.GROW_S",
     ),
     "a GPU that a fabric attached, at its node: seen; a scan of the bus for it again; a command of the driver": (
@@ -322,9 +322,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.agent.gpu.bus.COMMAND_S",
     ),
     "an attach that a fabric takes and does not do; that is tried at all; that may come after it was given back": (
-        "autoscaler.capacity.redfish_bay.NOTHING_S",
-        "autoscaler.capacity.redfish_bay.GIVEN_UP_S",
-        "autoscaler.capacity.fabric_redfish.LATE_S",
+        "autoscaler.providers.redfish.system_writer.NOTHING_S",
+        "autoscaler.providers.redfish.system_writer.GIVEN_UP_S",
+        "autoscaler.providers.redfish.provider.LATE_S",
     ),
     "kinds of Offer of which it is remembered how long they took; times of each": (
         "autoscaler.fold_capacity.KINDS_MAX",

@@ -7,11 +7,11 @@ from collections.abc import Callable, Coroutine
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.base import Provider
-from autoscaler.capacity.fabric_cro import NODES, CroFabric
-from autoscaler.capacity.fabric_requests import REQUESTS, RESOURCES
-from autoscaler.capacity.server import Object
 from autoscaler.leases import LeaseId, Listed, ReleaseOrder
+from autoscaler.providers.cro.objects import REQUESTS, RESOURCES
+from autoscaler.providers.cro.provider import NODES, CroFabric
+from autoscaler.providers.kube import Object
+from autoscaler.providers.provider import Provider
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, Price, Settings
 from autoscaler.world import DeviceId, NodeId, Slice, SliceId, World

@@ -11,16 +11,8 @@ import itertools
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
-from autoscaler.capacity.fabric_requests import (
-    API,
-    LAST_USED,
-    MANAGED_BY,
-    ONLINE,
-    REQUESTS,
-    RESOURCES,
-    VICTIM,
-)
-from autoscaler.capacity.server import AnswerError, Object, Server
+from autoscaler.providers.cro.objects import API, LAST_USED, MANAGED_BY, ONLINE, REQUESTS, RESOURCES, VICTIM
+from autoscaler.providers.kube import AnswerError, Object, Server
 
 FINALIZER = "com.ie.ibm.hpsys/finalizer"
 NONE_FREE = "there is no free device in the fabric"

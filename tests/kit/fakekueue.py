@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoscaler.capacity.places import API, GATE, GROUP, VERSIONS
-from autoscaler.capacity.server import Object, Server
 from autoscaler.podspec import GPU, QUEUE
+from autoscaler.providers.kube import Object, Server
+from autoscaler.providers.kueue.workload import API, GATE, GROUP, VERSIONS
 from tests.kit.objects import stamp
 
 NEWEST = f"{API}/{VERSIONS[0]}"

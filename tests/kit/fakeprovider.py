@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.base import RefusedError
 from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.providers.provider import RefusedError
 from autoscaler.world import DeviceId, NodeId, Slice, SliceId
 
 AWAY = "the provider does not answer"

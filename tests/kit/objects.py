@@ -1,4 +1,4 @@
-"""An API server's objects, played in memory: what Providers ask of one (`autoscaler.capacity.server.Server`).
+"""An API server's objects, played in memory: what Providers ask of one (`autoscaler.providers.kube.Server`).
 
 Owns names, versions, conflicts, finalizers and moments as the real one has them; it checks no schema.
 """
@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from autoscaler.capacity.server import CONFLICT, NOT_FOUND, AnswerError, Object
 from autoscaler.ownership import ANYBODYS, Ownership
+from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Object
 
 FIELDS = {"spec.nodeName", "status.phase", "metadata.name", "involvedObject.uid"}
 """By these it selects; another selector is an error."""

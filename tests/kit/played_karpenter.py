@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from autoscaler.capacity.server import Object
+from autoscaler.providers.kube import Object
 from tests.kit.objects import PlayedServer, stamp
 from tests.sim.virtual import run
 

@@ -9,17 +9,17 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from autoscaler.capacity import bookings
-from autoscaler.capacity.base import Provider
-from autoscaler.capacity.bookings import ATOMIC, CHECK, GKE
-from autoscaler.capacity.provisioning import COUNTED, ProvisioningProvider
-from autoscaler.capacity.server import AnswerError, Object
 from autoscaler.contract import ModelName
 from autoscaler.leases import Listed
 from autoscaler.podspec import GPU
-from autoscaler.providers import ProviderSettings, Provisioning
+from autoscaler.providers.kube import AnswerError, Object
+from autoscaler.providers.provider import Provider
+from autoscaler.providers.provisioning_request import objects
+from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
+from autoscaler.providers.provisioning_request.provider import COUNTED, ProvisioningProvider
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, Price, Settings
+from autoscaler.spec.capacity import ProviderSettings, Provisioning
 from autoscaler.world import World
 from tests.contracts.provider import OWNER, order
 from tests.kit.fakeprovisioner import FakeProvisioner, Fault
@@ -30,7 +30,7 @@ NAMESPACE = "engines"
 UNIX_S = 1_800_000_000.0
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 TEMPLATES = f"/api/v1/namespaces/{NAMESPACE}/podtemplates"
-REQUESTS = f"/apis/{bookings.API}/namespaces/{NAMESPACE}/provisioningrequests"
+REQUESTS = f"/apis/{objects.API}/namespaces/{NAMESPACE}/provisioningrequests"
 EXPIRED = "CapacityReservationTimeExpired: reservation time is expired"
 DRY = "QUOTA_EXCEEDED: Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region europe-west4."
 POD: Object = {
@@ -113,7 +113,7 @@ class ProvisioningRig:
         labels = {"pool": "l4"}
         if f"/api/v1/nodes/{node}" not in self.server.objects:
             self.server.put(f"/api/v1/nodes/{node}", {"metadata": {"labels": labels}, "status": {}})
-        notes = dict(zip(bookings.CONSUMES, (name, self.class_name), strict=True))
+        notes = dict(zip(objects.CONSUMES, (name, self.class_name), strict=True))
         metadata = {"namespace": NAMESPACE, "labels": {"app.kubernetes.io/managed-by": "pilotlight"}}
         resources = {"limits": {GPU: gpus}} if gpus != "0" else {}
         pod = {"metadata": {**metadata, "annotations": notes}, "status": {"phase": "Running"},
@@ -125,7 +125,7 @@ class ProvisioningRig:
 
     def use(self, name: str) -> None:
         """See Rig."""
-        node = next(one["metadata"]["annotations"][bookings.NODE] for at, one in self.server.objects.items()
+        node = next(one["metadata"]["annotations"][objects.NODE] for at, one in self.server.objects.items()
                     if at == f"{REQUESTS}/{name}")  # fmt: skip
         self.bind(name, node, gpus="1")
 

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from contextlib import asynccontextmanager
 
 from autoscaler.attached import Site
-from autoscaler.capacity.fabric_redfish import RedfishFabric
-from autoscaler.capacity.redfish_bay import Around
-from autoscaler.capacity.redfish_http import Login, Logins, Service
-from autoscaler.capacity.redfish_reading import Noted, Reading
-from autoscaler.capacity.redfish_steps import Terms
 from autoscaler.leases import AcquireOrder, Listed
+from autoscaler.providers.redfish.client import Login, Logins, Service
+from autoscaler.providers.redfish.inventory import Noted, Reading
+from autoscaler.providers.redfish.planning import Terms
+from autoscaler.providers.redfish.provider import RedfishFabric
+from autoscaler.providers.redfish.system_writer import Around
 from tests.contracts.provider import order
 from tests.kit import certificates
 from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric

@@ -9,9 +9,9 @@ import asyncio
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.supplying import Supplying, Told
 from autoscaler.leases import Offer
 from autoscaler.observations import SlicesSeen
+from autoscaler.providers.runner import Supplying, Told
 from autoscaler.taints import Taint
 from autoscaler.world import Slice
 from tests.kit.fakeprovider import FakeProvider, Fate

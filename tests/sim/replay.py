@@ -22,15 +22,15 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.actions import AcquireLease, Acted, Action, FailReplica, Plan, ReleaseLease, StartReplica, StopReplica
-from autoscaler.capacity.base import RefusedError
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.fold import fold
 from autoscaler.leases import LeaseId, LeaseRefused, LeasesSeen, OffersSeen, ProvidersSeen
 from autoscaler.model import Auto, Queue
 from autoscaler.observations import Reported, Seen, SlicesSeen, Tick
 from autoscaler.plan import Planner
-from autoscaler.providers import ProviderSettings
+from autoscaler.providers.provider import RefusedError
 from autoscaler.settings import Settings
+from autoscaler.spec.capacity import ProviderSettings
 from autoscaler.states import ReplicaState as S
 from autoscaler.world import Replica, Slice
 from tests.kit.fakeprovider import FakeProvider, Fate, Held

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from autoscaler import demand
 from autoscaler.actions import AcquireLease, Action, ReleaseLease, StartReplica
-from autoscaler.capacity.base import RefusedError
 from autoscaler.deficits import UNLISTED_S
 from autoscaler.delivery import NO_LEARNT, expected, keep_s
 from autoscaler.leases import (
@@ -32,6 +31,7 @@ from autoscaler.leases import (
 )
 from autoscaler.model import Model
 from autoscaler.observations import LeadingSeen, Seen, SlicesSeen, Synced
+from autoscaler.providers.provider import RefusedError
 from autoscaler.states import ReplicaState as S
 from autoscaler.tryout import lacking
 from autoscaler.world import Slice

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.supplying import Supplying
 from autoscaler.contract import GatewayId, ModelName, Report, TenantName
 from autoscaler.drivers.base import Cutter, SharedDriver
 from autoscaler.drivers.histories import EVERY_S, FORGOTTEN
 from autoscaler.loop import Loop, Step
 from autoscaler.model import Model
 from autoscaler.observations import DocumentsSeen, GatewaySeen, HistorySeen, LeadingSeen
+from autoscaler.providers.runner import Supplying
 from autoscaler.serve import Feed
 from autoscaler.tenant import Tenant
 from autoscaler.world import History, Slice, World

@@ -45,9 +45,10 @@ WEIGHTS = OURS + "weights"
 """An annotation: the Copies that it uses, folders below its node's store."""
 UNDISTURBED = {DO_NOT_DISRUPT: "true", SAFE_TO_EVICT: "false"}
 """What a pod says when it is made, unless a Model's `pod.annotations` say otherwise. Karpenter leaves its node alone
-while it starts and drains (`autoscaler.capacity.guarding` takes that away in between): it announces by a taint that a
-node goes, and waits for who drains. Cluster Autoscaler is told for good: it evicts all of a node in the moment in which
-it taints it, so no successor could start first, and it takes only what is hardly used, which we give back ourselves.
+while it starts and drains (`autoscaler.providers.karpenter.disruption_guard` takes that away in between): it announces
+by a taint that a node goes, and waits for who drains. Cluster Autoscaler is told for good: it evicts all of a node in
+the moment in which it taints it, so no successor could start first, and it takes only what is hardly used, which we
+give back ourselves.
 """
 ENGINE = "engine"
 PORTS = range(20_000, 28_192)

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from autoscaler.awaited import DRIVER
 from autoscaler.drivers.kubernetes.plugins import PLACES
 from autoscaler.ownership import CLAIM
-from autoscaler.providers import PUBLISH
+from autoscaler.spec.capacity import PUBLISH
 
 Scope = Literal["cluster", "namespace"]
 Where = Literal["cluster", "engines", "home", "adopted"]

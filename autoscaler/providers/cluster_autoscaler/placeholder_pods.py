@@ -1,0 +1,129 @@
+"""A Lease as two pods, where nodes are added for pods that are Pending (Cluster Autoscaler).
+
+Owns both manifests and their names. The placeholder asks for all Devices of one node of the group and for what its
+owner requests beside them, which is why one is added; it has a lower priority than engines, so the scheduler takes it
+away when the first Replica is put there, and the plan does not count it. The keeper asks for next to nothing, goes
+where the placeholder is, and keeps the node from being removed as idle until the Lease is given back; its node is the
+Lease's. What the group has stands in labels that its description must have as well, or none would be added from zero.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from autoscaler.leases import AcquireOrder, Listed
+from autoscaler.podspec import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, PLACE, SAFE_TO_EVICT, Toleration
+from autoscaler.providers.karpenter.nodeclaim import PROVIDER, WRITER, lease, notes
+from autoscaler.providers.kube import ENDED, Object
+from autoscaler.providers.new_nodes import Needs
+from autoscaler.spec.capacity import ClusterAutoscaler
+from autoscaler.tenant import unix_seconds
+
+KEEPS: Final = OURS + "keeps"
+"""The label of a keeper: the same."""
+HOST: Final = "kubernetes.io/hostname"
+TRIGGERED, REFUSED = "TriggeredScaleUp", "NotTriggerScaleUp"
+"""Reasons of events by which Cluster Autoscaler tells of a pod."""
+PATIENCE_S = 45.0
+"""It looks every 10 s, and again after a failure of the cloud: what it does not want then it will not."""
+HALF_S = 30.0
+"""A keeper without a placeholder and a node is by then not being made any more."""
+LITTLE = {"cpu": "1m", "memory": "8Mi"}
+_SECURITY: Object = {
+    "runAsNonRoot": True, "runAsUser": 65534, "runAsGroup": 65534, "seccompProfile": {"type": "RuntimeDefault"},
+}  # fmt: skip
+"""Pod security `restricted`."""
+
+
+def keeper_of(name: str) -> str:
+    """The name of a Lease's keeper; the placeholder has the Lease's own."""
+    return f"{name}-keeper"
+
+
+def pods(
+    order: AcquireOrder, group: ClusterAutoscaler, tolerations: Sequence[Toleration], need: Needs
+) -> tuple[Object, Object]:
+    """(keeper, placeholder): in the order in which they are made, so that no placeholder is without its keeper."""
+    borne: list[Object] = [{"key": GPU, "operator": "Exists"}]
+    borne += [
+        {key: said for key, said in (
+            ("key", one.key), ("operator", one.operator), ("value", one.value), ("effect", one.effect),
+        ) if said}
+        for one in tolerations
+    ]  # fmt: skip
+    name, of = order.id.name, {MANAGED_BY: WRITER, PROVIDER: order.id.provider}
+    many = str(order.devices * order.offer.parts)
+    common: Object = {
+        "tolerations": borne, "nodeSelector": {**need.where, **group.node_labels}, "securityContext": _SECURITY,
+        "automountServiceAccountToken": False, "enableServiceLinks": False, "terminationGracePeriodSeconds": 0,
+    }  # fmt: skip
+    with_it = {"labelSelector": {"matchLabels": {PLACE: name}}, "topologyKey": HOST}
+    keeper: Object = {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": keeper_of(name), "labels": {**of, KEEPS: name},
+            "annotations": {**notes(order), DO_NOT_DISRUPT: "true", SAFE_TO_EVICT: "false"},
+        },
+        "spec": {
+            **common, "containers": [_container(group.image, {"requests": LITTLE})],
+            "affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [with_it]}},
+        },
+    }  # fmt: skip
+    placeholder: Object = {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "labels": {**of, PLACE: name}, "annotations": notes(order)},
+        "spec": {
+            **common, "priorityClassName": group.priority_class,
+            "containers": [_container(group.image, {"requests": {**LITTLE, **need.beside}, "limits": {GPU: many}})],
+        },
+    }  # fmt: skip
+    return keeper, placeholder
+
+
+def _container(image: str, resources: Object) -> Object:
+    return {
+        "name": "pause", "image": image, "resources": resources,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }  # fmt: skip
+
+
+def read(keeper: Object, placeholder: Object | None, events: Sequence[Object], unix_s: float) -> Listed | None:
+    """What its pods say; None: it does not stand yet, since its placeholder is still being made."""
+    metadata, node = keeper["metadata"], keeper["spec"].get("nodeName", "")
+    half = placeholder is None and not node
+    age_s = unix_s - unix_seconds(metadata["creationTimestamp"])
+    if half and age_s < HALF_S:
+        return None
+    one = lease(keeper, metadata["labels"][PROVIDER])
+    waits = "" if placeholder is None else placeholder["spec"].get("nodeName", "")
+    one = replace(one, name=metadata["labels"][KEEPS], node=node or waits)
+    if "deletionTimestamp" in metadata:
+        return replace(one, phase="leaving", says="its keeper is being deleted")
+    if half:
+        return replace(one, phase="failed", says="somebody took its placeholder before a node came")
+    if node and keeper.get("status", {}).get("phase") in ENDED:
+        return replace(one, phase="failed", committed=True, says=f"the pod that keeps node {node} has ended there")
+    if node:
+        return replace(one, phase="here", committed=True)
+    last = max(events, key=_told_s, default=None)
+    said = "" if last is None else str(last.get("reason", ""))
+    if waits or said == TRIGGERED:
+        return replace(one, committed=True)
+    if last is None or said != REFUSED:
+        return one
+    return replace(one, phase="failed" if age_s >= PATIENCE_S else "coming", says=str(last.get("message", "")))
+
+
+def told(event: Object) -> bool:
+    """Whether it is one by which Cluster Autoscaler tells of a pod."""
+    return event.get("reason") in {TRIGGERED, REFUSED}
+
+
+def _told_s(event: Object) -> tuple[float, str]:
+    """When it was told last; the name keeps two of one second apart."""
+    at = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
+    return (unix_seconds(at) if at else 0.0, event["metadata"]["name"])

@@ -1,0 +1,143 @@
+"""Nodes that are added for pods that are Pending (Cluster Autoscaler), as a Provider: one group, two pods a Lease. I/O.
+
+Owns these pods in the engines' namespace. Cluster Autoscaler tells nobody what it could add: what a group has is read
+of its labels and the Settings' `nodes`, how many nodes it may have at most for us the Settings say, and that there is
+no more its event says (`NotTriggerScaleUp`), upon which the order has failed and is not given again for a while. To
+give a Lease back is to delete its pods; the node goes when Cluster Autoscaler finds it unneeded, or serves others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.podspec import PLACE
+from autoscaler.providers.cluster_autoscaler import placeholder_pods
+from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS
+from autoscaler.providers.karpenter.nodeclaim import PROVIDER
+from autoscaler.providers.karpenter.provider import NODES, PODS, of_us, uses
+from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, refuse
+from autoscaler.providers.new_nodes import EXPECTED_S, Shape, Terms, needs, offer, shape
+from autoscaler.providers.provider import RefusedError
+from autoscaler.settings import kind_of
+from autoscaler.spec.capacity import ClusterAutoscaler
+from autoscaler.tenant import unix_seconds
+from autoscaler.world import World
+
+
+class NodeGroup:
+    """See Provider. `namespace`: of engines' pods; `expected_s`: what the Settings say of an order."""
+
+    def __init__(  # noqa: PLR0917  who, of what, at whom, knowing what
+        self, name: str, group: ClusterAutoscaler, server: Server, namespace: str, world: Callable[[], World],
+        expected_s: float | None = None,
+    ) -> None:  # fmt: skip
+        self._name, self._group, self._server, self._world = name, group, server, world
+        self._pods = f"/api/v1/namespaces/{namespace}/pods"
+        self._events = f"/api/v1/namespaces/{namespace}/events"
+        self._expected_s = EXPECTED_S if expected_s is None else expected_s
+
+    async def offers(self) -> tuple[Offer, ...]:
+        """See Provider."""
+        settings, of = self._world().settings, self._shape()
+        if of is None:
+            raise RefusedError("nobody says what such a node has: add its nodeLabels to Settings `nodes`")
+        there = await self._ours(f",{KEEPS}")
+        many, labels = self._group.nodes_max - len(there), self._group.node_labels
+        if many <= 0:
+            return ()
+        return (offer(self._name, "node", of, labels, Terms(many, self._expected_s), settings),)
+
+    def _shape(self) -> Shape | None:
+        labels = self._group.node_labels
+        of = shape(labels, kind_of(labels, self._world().settings.nodes))
+        return of if of is not None and of.counted else None
+
+    async def acquire(self, order: AcquireOrder) -> None:
+        """See Provider."""
+        there = await self._ours(f",{KEEPS}")
+        names = {one["metadata"]["labels"][KEEPS] for one in there}
+        if order.id.name not in names and len(there) >= self._group.nodes_max:
+            raise RefusedError(f"{self._name} has {len(there)} nodes for us, which is its nodesMax")
+        world = self._world()
+        tolerated = world.settings.pod.tolerations
+        for pod in placeholder_pods.pods(order, self._group, tolerated, needs(world, order.owner)):
+            await self._make(pod)
+
+    async def _ours(self, more: str = "") -> Sequence[Object]:
+        found = await self._server.items(self._pods, labelSelector=f"{PROVIDER}={self._name}{more}")
+        return [one for one in found if self._server.owner.owns(one)]
+
+    def _is_ours(self, pod: Object) -> bool:
+        labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
+        return labels.get(PROVIDER) == self._name and self._server.owner.owns(pod)
+
+    async def _make(self, pod: Object) -> None:
+        """One that is there already is ours, or refused; one that goes is no answer yet."""
+        path = f"{self._pods}/{pod['metadata']['name']}"
+        try:
+            await self._server.create(self._pods, pod)
+        except AnswerError as error:
+            if error.status != CONFLICT:
+                refuse(error)
+            there = await self._server.find(path)
+            if there is None or "deletionTimestamp" in there["metadata"]:
+                raise TimeoutError from None
+            if not self._is_ours(there):
+                raise RefusedError(f"pod {pod['metadata']['name']} is there and not of {self._name}") from None
+
+    async def release(self, order: ReleaseOrder) -> None:
+        """See Provider."""
+        listed = next((one for one in await self.list() if one.name == order.id.name), None)
+        if listed is not None and order.uncommitted and listed.committed:
+            return
+        if listed is not None and listed.node and await self._used(listed.node):
+            return
+        for name in (order.id.name, placeholder_pods.keeper_of(order.id.name)):
+            found = await self._server.find(f"{self._pods}/{name}")
+            if found is not None and self._is_ours(found):
+                await self._server.delete(f"{self._pods}/{name}")
+
+    async def _used(self, node: str) -> bool:
+        """By anybody else: what was seen of it is no promise, but Cluster Autoscaler leaves a node with pods alone."""
+        pods = await self._server.items(PODS, fieldSelector=f"spec.nodeName={node}")
+        return any(uses(one) for one in pods if not {PLACE, KEEPS} & (one["metadata"].get("labels") or {}).keys())
+
+    async def list(self) -> tuple[Listed, ...]:
+        """See Provider."""
+        found = await self._ours()
+        labelled = [(one["metadata"]["labels"], one) for one in found]
+        places = {labels[PLACE]: one for labels, one in labelled if PLACE in labels}
+        listed: list[Listed] = []
+        for keeper in (one for labels, one in labelled if KEEPS in labels):
+            name = keeper["metadata"]["labels"][KEEPS]
+            place = places.get(name)
+            events = () if place is None or keeper["spec"].get("nodeName") else await self._told(place)
+            one = placeholder_pods.read(keeper, place, events, self._server.unix_s())
+            if one is not None and one.committed and not one.node and await self._overtaken(keeper):
+                one = replace(one, committed=False)
+            listed += [one] if one is not None else []
+        return tuple(listed)
+
+    async def _overtaken(self, keeper: Object) -> bool:
+        """Whether a node came since, and a Replica was put there before the placeholder was, which the scheduler may do
+        for some seconds: if that is all that was wanted, the placeholder goes, or it would bring another node.
+        """
+        asked = keeper["metadata"]["creationTimestamp"]
+        labels = ",".join(f"{key}={value}" for key, value in self._group.node_labels.items())
+        for node in await self._server.items(NODES, labelSelector=labels):
+            if unix_seconds(node["metadata"]["creationTimestamp"]) < unix_seconds(asked):
+                continue
+            there = await self._server.items(PODS, fieldSelector=f"spec.nodeName={node['metadata']['name']}")
+            kept = any({PLACE, KEEPS} & (one["metadata"].get("labels") or {}).keys() for one in there)
+            if not kept and any(of_us(one) for one in there):
+                return True
+        return False
+
+    async def _told(self, pod: Object) -> Sequence[Object]:
+        """Of this very one: names are given again, and what is told of a pod is kept for an hour after it."""
+        about = f"involvedObject.uid={pod['metadata']['uid']}"
+        events = await self._server.items(self._events, fieldSelector=about)
+        return [one for one in events if placeholder_pods.told(one)]

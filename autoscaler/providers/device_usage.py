@@ -1,0 +1,60 @@
+"""Whether anybody uses Devices of a node now, as its API server says: asked right before they are given back.
+
+Owns that question. A device plug-in's counting does not tell which Device a pod has, so there any pod that has one
+uses all of them; ResourceClaims tell (resource.k8s.io), but for a Device whose UUID nobody knows: any may be of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from autoscaler.providers.kube import Object, Server
+
+PODS = "/api/v1/pods"
+CLAIMS, SLICES = "/apis/resource.k8s.io/v1/resourceclaims", "/apis/resource.k8s.io/v1/resourceslices"
+_NAMES = {"uuid", "parentUUID"}
+_LIVE = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+async def in_use(server: Server, node: str, uuids: Collection[str]) -> str:
+    """Who uses a Device of that node with one of these UUIDs (empty: nobody knows it), or a part of it, or might, in
+    words; empty: nobody. Raises AnswerError.
+    """
+    for pod in await server.items(PODS, fieldSelector=f"spec.nodeName={node},{_LIVE}"):
+        if any(map(_is_device, _resources(pod))):
+            return f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']}"
+    sought = frozenset(uuids)
+    named = {
+        (spec["driver"], spec["pool"]["name"], device["name"])
+        for spec in (one["spec"] for one in await server.items(SLICES, fieldSelector=f"spec.nodeName={node}"))
+        for device in spec.get("devices") or ()
+        if "" in sought or not sought.isdisjoint(_uuids(device))
+    }
+    for claim in await server.items(CLAIMS) if named else ():
+        if claim.get("status", {}).get("reservedFor") and not named.isdisjoint(_allocated(claim)):
+            return f"claim {claim['metadata']['namespace']}/{claim['metadata']['name']}"
+    return ""
+
+
+def _uuids(device: Object) -> Iterator[str]:
+    """Its own, and of a part that of its Device. An attribute's name may say whose it is: `gpu.nvidia.com/uuid`."""
+    for name, value in (device.get("attributes") or {}).items():
+        if name.rpartition("/")[2] in _NAMES:
+            yield value.get("string", "")
+
+
+def _allocated(claim: Object) -> Iterator[tuple[str, str, str]]:
+    devices = (claim["status"].get("allocation") or {}).get("devices") or {}
+    return ((one["driver"], one["pool"], one["device"]) for one in devices.get("results") or ())
+
+
+def _resources(pod: Object) -> Iterator[str]:
+    spec = pod["spec"]
+    for one in (*spec["containers"], *(spec.get("initContainers") or ())):
+        yield from (one.get("resources") or {}).get("limits") or {}
+
+
+def _is_device(resource: str) -> bool:
+    """`nvidia.com/gpu`, `nvidia.com/gpu.shared`, `nvidia.com/mig-1g.10gb`, `amd.com/gpu`, `volcano.sh/vgpu-number`."""
+    _, slash, name = resource.partition("/")
+    return bool(slash) and name.startswith(("gpu", "mig-", "vgpu"))

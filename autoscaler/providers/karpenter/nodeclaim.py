@@ -1,0 +1,149 @@
+"""A Lease as a NodeClaim of Karpenter: the manifest that orders one node, and what one says of itself. Pure.
+
+Owns the names of our labels and annotations on it. We order a NodeClaim and not a pending pod, since its name is ours
+(the same order finds it, whoever leads), nobody has to guess which node came for which pod, and to give it back is to
+delete it. All else of it is as Karpenter makes its own of the pool's template: labels, taints, hashes, expiry. Until
+somebody is on its node it asks not to be disrupted: an empty node would be consolidated before its weights are there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.leases import AcquireOrder, Listed, Offer
+from autoscaler.podspec import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS
+from autoscaler.providers.karpenter.nodepool import GROUP, Pool, Variant, requirements
+from autoscaler.providers.kube import Object
+from autoscaler.quantity import whole_number
+from autoscaler.tenant import unix_seconds
+
+PROVIDER, OWNER, EPOCH, DEVICES, OFFER = (OURS + one for one in ("provider", "owner", "epoch", "devices", "offer"))
+"""A label by which ours are found, and annotations."""
+WRITER = "pilotlight"
+REGISTERED_S_MAX = 600.0
+"""A node that has joined and shows no GPU for so long never will (Karpenter waits for ever)."""
+UNREGISTERED = "ResourceNotRegistered"
+_DURATION = re.compile(r"([0-9]+)(h|m|s)")
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
+
+
+def path(version: str, name: str = "") -> str:
+    """Of all NodeClaims, or of one."""
+    return f"/apis/{GROUP}/{version}/nodeclaims" + (f"/{name}" if name else "")
+
+
+def manifest(order: AcquireOrder, pool: Pool, variant: Variant, beside: Mapping[str, str]) -> Object:
+    """The NodeClaim of an order. `beside`: what its owner requests beside Devices, without room for which the node
+    would be of no use.
+    """
+    reference: Object = pool.spec.get("nodeClassRef") or {}
+    group = reference.get("group") or str(reference.get("apiVersion", "")).partition("/")[0]
+    labels = {**pool.labels, **variant.labels}
+    if group and reference.get("name"):
+        labels[f"{group}/{str(reference.get('kind', '')).lower()}"] = reference["name"]
+    spec = {key: said for key, said in pool.spec.items() if key not in {"requirements", "resources"}}
+    spec["requirements"] = list(requirements(pool, variant.pinned))
+    devices = {GPU: str(variant.shape.devices)} if variant.shape.counted else {}
+    if devices or beside:
+        spec["resources"] = {"requests": {**beside, **devices}}
+    return {
+        "apiVersion": f"{GROUP}/{pool.version}", "kind": "NodeClaim",
+        "metadata": {
+            "name": order.id.name,
+            "labels": {**labels, MANAGED_BY: WRITER, PROVIDER: order.id.provider},
+            "annotations": {**pool.annotations, **pool.hashes, DO_NOT_DISRUPT: "true", **notes(order)},
+            "ownerReferences": [{
+                "apiVersion": f"{GROUP}/{pool.version}", "kind": "NodePool", "name": pool.name, "uid": pool.uid,
+            }],
+        },
+        "spec": spec,
+    }  # fmt: skip
+
+
+def notes(order: AcquireOrder) -> dict[str, str]:
+    """What any leader needs to know its Lease by: annotations of whatever is made for it."""
+    return {
+        OWNER: order.owner, EPOCH: str(order.epoch), DEVICES: str(order.devices),
+        OFFER: msgspec.json.encode(order.offer).decode(),
+    }  # fmt: skip
+
+
+def ours(found: Object, provider: str) -> bool:
+    """Whether it was made for an order to that provider."""
+    labels: Mapping[str, str] = found["metadata"].get("labels") or {}
+    return labels.get(MANAGED_BY) == WRITER and labels.get(PROVIDER) == provider
+
+
+def lease(found: Object, provider: str) -> Listed:
+    """What its annotations say of its Lease; somebody may have spoilt them."""
+    said: Mapping[str, str] = found["metadata"].get("annotations") or {}
+    try:
+        offer = msgspec.json.decode(said.get(OFFER, ""), type=Offer)
+    except (msgspec.DecodeError, RecursionError):
+        offer = Offer(provider=provider, name="", product="", memory_bytes=0)
+    return Listed(
+        name=found["metadata"]["name"], offer=offer, devices=max(1, whole_number(said.get(DEVICES)) or 0),
+        owner=ModelName(said.get(OWNER, "")), epoch=whole_number(said.get(EPOCH)) or 0,
+    )  # fmt: skip
+
+
+def read(claim: Object, provider: str, unix_s: float, now_s: float, expire_after: str = "Never") -> Listed:
+    """What a NodeClaim says, at `unix_s` of its server's clock, which is `now_s` of ours. `expire_after`: where the
+    claim itself does not say it (v1beta1).
+    """
+    metadata, status = claim["metadata"], claim.get("status") or {}
+    conditions: dict[str, Object] = {one["type"]: one for one in status.get("conditions") or ()}
+    one = lease(claim, provider)
+    lasts_s = duration_s(str(claim["spec"].get("expireAfter") or expire_after))
+    ends_unix_s = None if lasts_s is None else unix_seconds(metadata["creationTimestamp"]) + lasts_s
+    says, ends_s = _troubled(conditions), None if ends_unix_s is None else now_s + ends_unix_s - unix_s
+    going = conditions.get("DisruptionReason", {})
+    if going.get("status") == "True":
+        says, ends_s = f"Karpenter takes it: {going.get('reason') or 'it does not say why'}", now_s
+    one = replace(
+        one, node=str(status.get("nodeName") or ""), committed=_true(conditions, "Launched"), ends_s=ends_s, says=says
+    )
+    if "deletionTimestamp" in metadata:
+        return replace(one, phase="leaving", says=says or "its NodeClaim is being deleted", ends_s=now_s)
+    if _true(conditions, "Initialized") and one.node:
+        return replace(one, phase="here", committed=True)
+    return replace(one, phase="failed" if _gives_up(conditions, unix_s) else "coming")
+
+
+def guarded(claim: Object) -> bool:
+    """Whether it asks not to be disrupted."""
+    said: Mapping[str, str] = claim["metadata"].get("annotations") or {}
+    return said.get(DO_NOT_DISRUPT) == "true"
+
+
+def _true(conditions: Mapping[str, Object], kind: str) -> bool:
+    return conditions.get(kind, {}).get("status") == "True"
+
+
+def _gives_up(conditions: Mapping[str, Object], unix_s: float) -> bool:
+    said, joined = conditions.get("Initialized", {}), conditions.get("Registered", {})
+    if said.get("reason") != UNREGISTERED or joined.get("status") != "True":
+        return False
+    return unix_s >= unix_seconds(joined["lastTransitionTime"]) + REGISTERED_S_MAX
+
+
+def _troubled(conditions: Mapping[str, Object]) -> str:
+    """What it waits for that may never come."""
+    for kind in ("Launched", "Registered", "Initialized"):
+        said = conditions.get(kind, {})
+        if said.get("status") != "True" and said.get("message") and said.get("reason") != "AwaitingReconciliation":
+            return f"{said.get('reason') or kind}: {said['message']}"
+    return ""
+
+
+def duration_s(text: str) -> float | None:
+    """`720h`, `1h30m` -> seconds; None: `Never`, or what is none."""
+    parts = _DURATION.findall(text)
+    if not parts or "".join(map("".join, parts)) != text:
+        return None
+    return sum(int(many) * _SECONDS[unit] for many, unit in parts)

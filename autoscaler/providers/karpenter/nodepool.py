@@ -1,0 +1,240 @@
+"""Karpenter's NodePools: which nodes one could add, of those that the Settings describe, and how many more. Pure.
+
+Owns the reading of a NodePool (karpenter.sh/v1, v1beta1) and its Variants: one for each entry of the Settings' `nodes`
+that the pool admits, and each way of buying it that the pool allows; a pool that says nothing of that buys on demand.
+A label that the pool says nothing of is the cloud's to choose, so it may be asked for, if it is one of those that
+clouds set. Promises: no more is offered than the pool's limits leave, counted by its NodeClaims as well as by itself;
+of what only a node tells that was launched (CPU, memory) one is, and none while it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from autoscaler.podspec import GPU
+from autoscaler.providers.kube import Object
+from autoscaler.providers.new_nodes import Shape, shape
+from autoscaler.quantity import read_milli, whole_number
+from autoscaler.settings import NodeKind, kind_of
+from autoscaler.taints import Taint
+
+GROUP = "karpenter.sh"
+VERSIONS = ("v1", "v1beta1")
+"""The first that the server has is used."""
+POOL_LABEL, BOUGHT_LABEL = f"{GROUP}/nodepool", f"{GROUP}/capacity-type"
+BOUGHT = ("reserved", "spot", "on-demand")
+"""Karpenter's words for how a node is bought, the cheapest first."""
+CLOUDS = ("kubernetes.io", "k8s.io", "karpenter.sh", "k8s.aws", "azure.com", "k8s.gcp", "kwok.sh", "gke.io")
+"""Ends of the domains whose labels nodes get without a NodePool that says so."""
+MANY_MAX: Final = 1000
+"""Nodes that a pool without limits could add."""
+NODES = "nodes"
+"""A limit that is of no resource."""
+
+
+class Requirement(NamedTuple):
+    """What a NodePool says of a label."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...]
+
+    def admits(self, value: str) -> bool:
+        """Whether a node with that value may be of it."""
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "DoesNotExist":
+                return False
+            case "Exists":
+                return True
+        return len(self.values) == 1 and _compared(self.operator, value, self.values[0])
+
+
+class Pool(NamedTuple):
+    """A NodePool."""
+
+    name: str
+    uid: str
+    version: str
+    """Of its API."""
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    requirements: tuple[Requirement, ...]
+    taints: tuple[Taint, ...]
+    spec: Object
+    """Of a node's claim, as the pool's template has it."""
+    hashes: Mapping[str, str]
+    """By which Karpenter sees that a node is not what the pool says any more."""
+    limits: Mapping[str, str]
+    used: Mapping[str, str]
+    expire_after: str
+    closed: str = ""
+    """Why it adds nothing, in words."""
+
+
+class Variant(NamedTuple):
+    """One kind of node of a pool, bought in one way."""
+
+    name: str
+    shape: Shape
+    labels: Mapping[str, str]
+    """Those that the node will have, as far as they are known."""
+    pinned: Mapping[str, str]
+    """Those that are asked for beyond what the pool says."""
+
+
+def read(pool: Object) -> Pool:
+    """A NodePool as the API has it."""
+    metadata, spec = pool["metadata"], pool["spec"]
+    template: Object = spec["template"]
+    inner: Object = template["spec"]
+    said: Object = template.get("metadata") or {}
+    requirements = tuple(
+        Requirement(one["key"], one["operator"], tuple(one.get("values") or ()))
+        for one in inner.get("requirements") or ()
+    )
+    labels = {one.key: one.values[0] for one in requirements if one.operator == "In" and len(one.values) == 1}
+    notes: Mapping[str, str] = metadata.get("annotations") or {}
+    status: Object = pool.get("status") or {}
+    taints = tuple(Taint(one["key"], one.get("value", ""), one["effect"]) for one in inner.get("taints") or ())
+    return Pool(
+        metadata["name"], metadata["uid"], pool["apiVersion"].rpartition("/")[2],
+        {**labels, **(said.get("labels") or {}), POOL_LABEL: metadata["name"]}, said.get("annotations") or {},
+        requirements, taints, inner,
+        {key: value for key, value in notes.items() if key.startswith(f"{GROUP}/nodepool-hash")},
+        spec.get("limits") or {}, status.get("resources") or {},
+        str(inner.get("expireAfter") or (spec.get("disruption") or {}).get("expireAfter") or "Never"),
+        _closed(metadata, spec, status),
+    )  # fmt: skip
+
+
+def _closed(metadata: Object, spec: Object, status: Object) -> str:
+    if "deletionTimestamp" in metadata:
+        return "is being deleted"
+    if spec.get("replicas") is not None:
+        return "has a fixed number of nodes (replicas)"
+    ready = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), None)
+    if ready is not None and ready["status"] == "False":
+        return f"is not ready: {ready.get('message') or ready.get('reason') or 'it does not say why'}"
+    return ""
+
+
+def variants(pool: Pool, kinds: Sequence[NodeKind]) -> tuple[Variant, ...]:
+    """All that it could add, each under a name that stays its own as long as the Settings do."""
+    found: dict[str, Variant] = {}
+    for kind in (*kinds, None):
+        more = pinned(pool, {} if kind is None else kind.selector)
+        if more is None:
+            continue
+        labels = {**pool.labels, **more}
+        of = shape(labels, kind)
+        if of is None or not of.devices or kind_of(labels, kinds) is not kind:
+            continue
+        stem = ".".join(more[key] for key in sorted(more)) or pool.name
+        for word in BOUGHT:
+            if _buys(pool, word):
+                name, how = f"{stem}/{word}", {BOUGHT_LABEL: word}
+                found.setdefault(name, Variant(name, of, {**labels, **how}, {**more, **how}))
+    return tuple(found.values())
+
+
+def within(pool: Pool, variant: Variant, selector: Mapping[str, str]) -> Variant | None:
+    """Those of a kind that have these labels as well; None: the pool has none."""
+    more = pinned(pool, {key: value for key, value in selector.items() if key not in variant.labels})
+    if more is None:
+        return None
+    return variant._replace(labels={**variant.labels, **more}, pinned={**variant.pinned, **more})
+
+
+def pinned(pool: Pool, selector: Mapping[str, str]) -> dict[str, str] | None:
+    """What must be asked for to get such a node; None: the pool has none."""
+    found: dict[str, str] = {}
+    for key, value in selector.items():
+        if key in pool.labels:
+            if pool.labels[key] != value:
+                return None
+            continue
+        said = [one for one in pool.requirements if one.key == key]
+        if not all(one.admits(value) for one in said) or not (said or _of_clouds(key)):
+            return None
+        found[key] = value
+    return found
+
+
+def _of_clouds(key: str) -> bool:
+    return key.partition("/")[0].endswith(CLOUDS) and not key.startswith("kubernetes.io/hostname")
+
+
+def _buys(pool: Pool, word: str) -> bool:
+    said = [one for one in pool.requirements if one.key == BOUGHT_LABEL]
+    return all(one.admits(word) for one in said) if said else pool.labels.get(BOUGHT_LABEL, "on-demand") == word
+
+
+def left(pool: Pool, of: Shape, claims: Sequence[Object]) -> int:
+    """How many such nodes its limits leave. `claims`: all of the pool that are there. How much CPU or memory a node has
+    Settings do not say: those tell it that were launched with as many GPUs or more. Until one was, there is but one.
+    """
+    if pool.closed:
+        return 0
+    many = MANY_MAX
+    for name, limit in pool.limits.items():
+        takes = [_has(one, name) for one in claims]
+        each = max(takes, default=0)
+        if name == GPU:
+            each = max(each, of.devices * 1000)
+        elif name == NODES:
+            each = 1000
+        else:
+            coming = [one for one in claims if not _capacity(one)]
+            if not all(_is_told(_has(one, GPU), claims) for one in coming):
+                return 0
+            if not _is_told(of.devices * 1000 if of.counted else 0, claims):
+                many = min(many, 1)
+            takes = [has if _capacity(one) else each for one, has in zip(claims, takes, strict=True)]
+        rest = _milli(limit) - max(_milli(pool.used.get(name, "0")), sum(takes))
+        many = min(many, max(0, rest) // each if each else MANY_MAX if rest > 0 else 0)
+    return many
+
+
+def _is_told(gpus_milli: int, claims: Sequence[Object]) -> bool:
+    """Whether a node with so many GPUs or more was launched."""
+    return any(_capacity(one) and _milli(_capacity(one).get(GPU, "0")) >= gpus_milli for one in claims)
+
+
+def _capacity(claim: Object) -> Mapping[str, Any]:
+    """Nothing, until it was launched."""
+    return (claim.get("status") or {}).get("capacity") or {}
+
+
+def _has(claim: Object, resource: str) -> int:
+    """Thousandths of a resource that a NodeClaim takes of its pool's limits, as far as is known."""
+    if resource == NODES:
+        return 1000
+    asked: dict[str, Any] = (claim["spec"].get("resources") or {}).get("requests") or {}
+    return max(_milli(_capacity(claim).get(resource, "0")), _milli(asked.get(resource, "0")))
+
+
+def _milli(amount: object) -> int:
+    try:
+        return read_milli(str(amount))
+    except ValueError:
+        return 0
+
+
+def _compared(operator: str, value: str, bound: str) -> bool:
+    one, other = whole_number(value), whole_number(bound)
+    if one is None or other is None:
+        return False
+    answers = {"Gt": one > other, "Lt": one < other, "Gte": one >= other, "Lte": one <= other}
+    return answers.get(operator, False)
+
+
+def requirements(pool: Pool, pinned: Mapping[str, str]) -> Iterator[Object]:
+    """Of a claim: the pool's, and what is pinned in their place, each label once."""
+    asked = {**pinned, POOL_LABEL: pool.name}
+    yield from (one for one in pool.spec.get("requirements") or () if one["key"] not in asked)
+    yield from ({"key": key, "operator": "In", "values": [value]} for key, value in sorted(asked.items()))

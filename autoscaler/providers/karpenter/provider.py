@@ -1,0 +1,228 @@
+"""Nodes that Karpenter adds, as a Provider: one NodePool, one NodeClaim for each Lease. I/O; decides and keeps nothing.
+
+Owns what it writes: NodeClaims that are ours, and on their nodes the wish not to be disrupted, which ends when somebody
+of ours is there (their pods have one of their own while they start and drain, `guarding`). Promises: a node that
+somebody uses is not given back, looked at right before; and what comes onto it in between is not harmed, since
+Karpenter waits for pods that do not want to be disrupted, as one that starts does not. What holds nothing of a Device
+and has who starts it elsewhere does not keep a node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.podspec import DO_NOT_DISRUPT, MANAGED_BY, OURS, SAFE_TO_EVICT
+from autoscaler.providers.karpenter import nodeclaim, nodepool
+from autoscaler.providers.karpenter.nodepool import GROUP, POOL_LABEL, VERSIONS, Pool
+from autoscaler.providers.kube import CONFLICT, ENDED, AnswerError, Object, Server, refuse, served
+from autoscaler.providers.new_nodes import EXPECTED_S, Terms, needs, offer
+from autoscaler.providers.provider import RefusedError
+from autoscaler.world import World
+
+NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
+MIRROR = "kubernetes.io/config.mirror"
+LOOK_S = (1.0, 10.0)
+"""From one look to the next, while something comes or goes, and else."""
+TRIES = 5
+"""Of a deletion: Karpenter writes what it is at with a NodeClaim there, too."""
+
+_log = logging.getLogger(__name__)
+
+
+class KarpenterNodes:
+    """See Provider. `clock` is the World's; `expected_s`: what the Settings say of an order."""
+
+    def __init__(  # noqa: PLR0917  who, of what, at whom, knowing what
+        self, name: str, pool: str, server: Server, world: Callable[[], World],
+        clock: Callable[[], float] = time.monotonic, expected_s: float | None = None,
+    ) -> None:  # fmt: skip
+        self._name, self._pool_name = name, pool
+        self._server, self._world, self._clock = server, world, clock
+        self._expected_s = EXPECTED_S if expected_s is None else expected_s
+
+    async def offers(self) -> tuple[Offer, ...]:
+        """See Provider."""
+        pool, settings = await self._pool(), self._world().settings
+        variants = nodepool.variants(pool, settings.nodes)
+        if pool.closed:
+            raise RefusedError(f"NodePool {pool.name} {pool.closed}")
+        if not variants:
+            raise RefusedError(f"nobody says what nodes of NodePool {pool.name} have: add them to Settings `nodes`")
+        claims = await self._claims(pool.version)
+        found: list[Offer] = []
+        for one in variants:
+            many = nodepool.left(pool, one.shape, claims)
+            if many:
+                lasts_s = nodeclaim.duration_s(pool.expire_after)
+                terms = Terms(many, self._expected_s, lasts_s, taints=pool.taints)
+                found.append(offer(self._name, one.name, one.shape, one.labels, terms, settings))
+        return tuple(found[:OFFERS_MAX])
+
+    async def acquire(self, order: AcquireOrder) -> None:
+        """See Provider."""
+        pool = await self._pool()
+        there = await self._server.find(nodeclaim.path(pool.version, order.id.name))
+        if there is not None:
+            self._mine(there)
+            return
+        world = self._world()
+        need = needs(world, order.owner)
+        variants = nodepool.variants(pool, world.settings.nodes)
+        variant = next((one for one in variants if one.name == order.offer.name), None)
+        if variant is None:
+            raise RefusedError(f"NodePool {pool.name} has no such nodes (any more): {order.offer.name}")
+        if not nodepool.left(pool, variant.shape, await self._claims(pool.version)):
+            raise RefusedError(
+                f"NodePool {pool.name} {pool.closed or 'has reached its limits, with what is on its way'}"
+            )
+        variant = nodepool.within(pool, variant, need.where)
+        if variant is None:
+            raise RefusedError(f"NodePool {pool.name} adds no node with {', '.join(map('='.join, need.where.items()))}")
+        try:
+            await self._server.create(
+                nodeclaim.path(pool.version), nodeclaim.manifest(order, pool, variant, need.beside)
+            )
+        except AnswerError as error:
+            if error.status != CONFLICT:
+                refuse(error)
+            there = await self._server.find(nodeclaim.path(pool.version, order.id.name))
+            if there is not None:
+                self._mine(there)
+
+    async def release(self, order: ReleaseOrder) -> None:
+        """See Provider."""
+        version = await self._version()
+        for left in range(TRIES - 1, -1, -1):
+            try:
+                await self._release(order, version)
+            except AnswerError as error:
+                if error.status != CONFLICT or not left:
+                    raise
+            else:
+                return
+
+    async def _release(self, order: ReleaseOrder, version: str) -> None:
+        """As it was when that was judged; raises AnswerError (CONFLICT) where it is not any more."""
+        claim = await self._server.find(nodeclaim.path(version, order.id.name))
+        if claim is None or not self._is_ours(claim) or "deletionTimestamp" in claim["metadata"]:
+            return
+        listed = nodeclaim.read(claim, self._name, self._server.unix_s(), self._clock())
+        if order.uncommitted and listed.committed:
+            return
+        if listed.node and any(map(uses, await self._pods(listed.node))):
+            return
+        at = claim["metadata"]["resourceVersion"]
+        await self._server.delete(nodeclaim.path(version, order.id.name), version=at)
+
+    async def list(self) -> tuple[Listed, ...]:
+        """See Provider."""
+        version = await self._version()
+        pool = await self._server.find(f"/apis/{GROUP}/{version}/nodepools/{self._pool_name}")
+        expire_after = "Never" if pool is None else nodepool.read(pool).expire_after
+        claims = await self._ours(version)
+        found = self._read(claims, expire_after)
+        for claim, listed in zip(claims, found, strict=True):
+            if listed.phase == "here" and nodeclaim.guarded(claim):
+                await self._unguard(version, listed)
+        return found
+
+    async def attend(self, changed: Callable[[], None]) -> None:
+        """See Attended: a node that comes or goes is noticed within a second, others of ours within ten."""
+        known: object = None
+        while True:
+            pace_s = LOOK_S[1]
+            try:
+                found = self._read(await self._ours(await self._version()), "Never")
+            except Exception:  # noqa: BLE001, S110  the next look may know
+                pass
+            else:
+                now = [(one.name, one.phase, one.committed, one.node, one.says) for one in found]
+                if known not in (None, now):
+                    changed()
+                known = now
+                pace_s = LOOK_S[0] if any(one.phase != "here" for one in found) else LOOK_S[1]
+            await asyncio.sleep(pace_s)
+
+    def _read(self, claims: Sequence[Object], expire_after: str) -> tuple[Listed, ...]:
+        now_s, unix_s = self._clock(), self._server.unix_s()
+        return tuple(nodeclaim.read(one, self._name, unix_s, now_s, expire_after) for one in claims)
+
+    async def _ours(self, version: str) -> tuple[Object, ...]:
+        selector = f"{nodeclaim.PROVIDER}={self._name}"
+        found = await self._server.items(nodeclaim.path(version), labelSelector=selector)
+        return tuple(one for one in found if self._is_ours(one))
+
+    def _is_ours(self, claim: Object) -> bool:
+        return nodeclaim.ours(claim, self._name) and self._server.owner.owns(claim)
+
+    async def _unguard(self, version: str, listed: Listed) -> None:
+        """Once a Replica is on it, its own pod says when it is not to be disturbed: so a node that we forget does not
+        stay for ever. Whoever does not lead may not write, and need not.
+        """
+        if not any(of_us(one) for one in await self._pods(listed.node)):
+            return
+        off = {"metadata": {"annotations": {DO_NOT_DISRUPT: None}}}
+        try:
+            await self._server.patch(f"{NODES}/{listed.node}", off)
+            await self._server.patch(nodeclaim.path(version, listed.name), off)
+        except Exception as error:  # noqa: BLE001  it is tried again with the next list, which this must not spoil
+            _log.debug("node %s still asks not to be disrupted: %s", listed.node, type(error).__name__)
+
+    async def _pods(self, node: str) -> Sequence[Object]:
+        return await self._server.items(PODS, fieldSelector=f"spec.nodeName={node}")
+
+    async def _claims(self, version: str) -> Sequence[Object]:
+        """All of the pool, whoever made them."""
+        return await self._server.items(nodeclaim.path(version), labelSelector=f"{POOL_LABEL}={self._pool_name}")
+
+    async def _pool(self) -> Pool:
+        version = await self._version()
+        found = await self._server.find(f"/apis/{GROUP}/{version}/nodepools/{self._pool_name}")
+        if found is None:
+            raise RefusedError(f"there is no NodePool {self._pool_name}: Settings `capacity` name it")
+        return nodepool.read(found)
+
+    async def _version(self) -> str:
+        """Of Karpenter's API here."""
+        version = served(await self._server.find(f"/apis/{GROUP}"), VERSIONS)
+        if not version:
+            raise RefusedError("Karpenter is not installed: its API karpenter.sh is not there")
+        return version
+
+    def _mine(self, claim: Object) -> None:
+        """Raises RefusedError where it is not, TimeoutError while one of before still goes."""
+        if not self._is_ours(claim):
+            raise RefusedError(f"NodeClaim {claim['metadata']['name']} is there and not of {self._name}")
+        if "deletionTimestamp" in claim["metadata"]:
+            raise TimeoutError
+
+
+def uses(pod: Object) -> bool:
+    """Whether a pod keeps its node: it runs, belongs there by no DaemonSet, and has a Device, is ours, does not want to
+    be disturbed, or would not be started elsewhere.
+    """
+    metadata: dict[str, Any] = pod["metadata"]
+    notes: Mapping[str, str] = metadata.get("annotations") or {}
+    owners = {one.get("kind") for one in metadata.get("ownerReferences") or () if one.get("controller")}
+    if pod.get("status", {}).get("phase") in ENDED or "DaemonSet" in owners or "Node" in owners or MIRROR in notes:
+        return False
+    minds = notes.get(DO_NOT_DISRUPT, "false") != "false" or notes.get(SAFE_TO_EVICT) == "false"
+    return not owners or minds or of_us(pod) or _has_device(pod["spec"])
+
+
+def of_us(pod: Object) -> bool:
+    """Whether it is an engine's pod, and has not ended."""
+    labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
+    ended = pod.get("status", {}).get("phase") in ENDED
+    return not ended and labels.get(MANAGED_BY) == nodeclaim.WRITER and f"{OURS}intent" in labels
+
+
+def _has_device(spec: Object) -> bool:
+    asked = (one.get("resources") or {} for one in (*spec["containers"], *(spec.get("initContainers") or ())))
+    limits = (name for one in asked for name in one.get("limits") or {})
+    return bool(spec.get("resourceClaims")) or any("/" in name for name in limits)

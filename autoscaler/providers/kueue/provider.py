@@ -1,0 +1,141 @@
+"""The Provider that queues with Kueue: a place in a LocalQueue, kept by a pod until a Replica's pod takes it.
+
+Owns the pod that keeps the place, one for each order. Kueue gives it quota, which may take from others, or makes nodes
+for it by an admission check; where it is put there is room for a Replica, whose pod is in the same queue and in whose
+favour it goes. So what nobody is on for long is given back with its quota, and at zero Replicas nothing is held. What
+the pod and its Workload mean is `places`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, refuse, served
+from autoscaler.providers.kueue import workload as places
+from autoscaler.providers.kueue.workload import Place
+from autoscaler.providers.new_nodes import NOBODY, Terms, of_kinds
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.provisioning_request.objects import LEASE, label_of
+from autoscaler.providers.provisioning_request.provider import WAIT_MAX, Template
+from autoscaler.spec.capacity import ProviderSettings
+from autoscaler.world import World
+
+LATE: Final = 3
+"""Looks at a pod whose Lease is about to be given back, while others write to it."""
+
+
+class KueuePlaces:
+    """See Provider. `namespace`: of engines' pods, and of the LocalQueue."""
+
+    def __init__(
+        self, named: ProviderSettings, server: Server, namespace: str, world: Callable[[], World], pod: Template
+    ) -> None:
+        if named.kueue is None:
+            raise ValueError(f"{named.name} is no kueue")
+        self._named, self._queue = named, named.kueue.local_queue
+        self._server, self._world, self._pod = server, world, pod
+        self._pods = f"/api/v1/namespaces/{namespace}/pods"
+        self._namespace = namespace
+
+    async def offers(self) -> tuple[Offer, ...]:
+        """See Provider."""
+        closed = await self._closed()
+        if closed:
+            raise RefusedError(closed)
+        left = WAIT_MAX - sum(one.kept and not one.node for one in await self._places())
+        terms = Terms(left, self._named.expected_seconds, whole=False, queued=True)
+        some = tuple(map(_of_one, of_kinds(self._named.name, {}, terms, self._world().settings)))
+        if not some:
+            raise RefusedError(f"{NOBODY} its nodes' `selector` and `device`")
+        return some if left > 0 else ()
+
+    async def acquire(self, order: AcquireOrder) -> None:
+        """See Provider."""
+        template = self._pod(order.owner)
+        if template is None:
+            raise RefusedError(f"there is no model {order.owner} any more")
+        if order.id.name in {one.name for one in await self._places()}:
+            return
+        closed = await self._closed()
+        if closed:
+            raise RefusedError(closed)
+        try:
+            await self._server.create(self._pods, places.pod(order, self._queue, template))
+        except AnswerError as error:
+            if error.status != CONFLICT:
+                refuse(error)
+            found = await self._server.find(f"{self._pods}/{order.id.name}")
+            there = None if found is None else self._read(found)
+            if there is None or there.leaving:
+                raise TimeoutError from error  # it goes: said again when it is gone
+            if there.provider != self._named.name:
+                raise RefusedError(f"{order.id.name} is the name of what is not this provider's") from error
+
+    async def release(self, order: ReleaseOrder) -> None:
+        """See Provider."""
+        for left in range(LATE - 1, -1, -1):
+            found = await self._server.find(f"{self._pods}/{order.id.name}")
+            there = None if found is None else self._read(found)
+            taken = any(one.name == order.id.name and not one.kept for one in await self._places())
+            mine = there is None or there.wrong or there.provider == self._named.name
+            if found is None or taken or not mine or (order.uncommitted and there is not None and there.node):
+                return
+            try:
+                version = found["metadata"]["resourceVersion"]
+                await self._server.delete(f"{self._pods}/{order.id.name}", version=version)
+            except AnswerError as error:
+                if error.status != CONFLICT or not left:
+                    raise
+            else:
+                return
+
+    async def list(self) -> tuple[Listed, ...]:
+        """See Provider."""
+        there = await self._places()
+        taken = {one.name for one in there if not one.kept}
+        found: dict[str, Listed] = {}
+        for one in there:
+            if one.kept and one.name not in taken:
+                workload = await self._find("workloads", one.name)
+                found[one.name] = places.listed(one, workload, self._queue)
+            elif not one.kept:
+                found.setdefault(one.name, places.listed(one, None, self._queue))
+        return tuple(found.values())
+
+    async def _places(self) -> Sequence[Place]:
+        label = f"{LEASE}={label_of(self._named.name)}"
+        there = map(self._read, await self._server.items(self._pods, labelSelector=label))
+        return [one for one in there if one is not None and (one.provider == self._named.name or one.wrong)]
+
+    def _read(self, found: Object) -> Place | None:
+        """Of another installation, it is of no provider of ours."""
+        one = places.read(found)
+        return one if one is None or self._server.owner.owns(found) else one._replace(provider="", wrong="")
+
+    async def _closed(self) -> str:
+        """Why nothing more is taken; empty: it is."""
+        if not await self._version():
+            return "Kueue is not installed: its API kueue.x-k8s.io is not there"
+        return places.accepts(await self._find("localqueues", self._queue))
+
+    async def _find(self, plural: str, name: str) -> Object | None:
+        path = f"/apis/{places.API}/{await self._version()}/namespaces/{self._namespace}"
+        return await self._server.find(f"{path}/{plural}/{name}")
+
+    async def _version(self) -> str:
+        """Of Kueue's API here."""
+        return served(await self._server.find(f"/apis/{places.API}"), places.VERSIONS)
+
+
+def _of_one(offer: Offer) -> Offer:
+    """A place is one Replica's, whatever Slices a Device has: who needs one as well asks for another place."""
+    if offer.parts == 1:
+        return replace(offer, shared=False)
+    return replace(
+        offer, memory_bytes=offer.memory_bytes // offer.parts, device_bytes=offer.memory_bytes, parts=1, shared=False,
+        price_per_hour=offer.price_per_hour / offer.parts,
+    )  # fmt: skip

@@ -1,0 +1,210 @@
+"""Places in a queue of Kueue (kueue.x-k8s.io): the pod that keeps one, and what its Workload says of it. Pure.
+
+Owns the names of our labels and annotations there, and the meaning of conditions and admission checks. A place is a pod
+group of one, so that its Workload has its name. Promises: all that a new leader needs stands in the pod; what waits for
+quota, or for an admission check, is on its way; what no quota can ever hold, or was deactivated, has failed; who was
+preempted has, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from autoscaler.contract import ModelName
+from autoscaler.leases import NO_MARKS, AcquireOrder, Listed, Marks, Offer
+from autoscaler.podspec import GPU, MANAGED_BY, OURS, PLACE, QUEUE
+from autoscaler.providers.kube import ENDED, SAID_MAX, Object
+from autoscaler.providers.provisioning_request.objects import (
+    DEVICES,
+    EPOCH,
+    LEASE,
+    OFFER,
+    OWNER,
+    PROVIDER,
+    WRITER,
+    Phase,
+    label_of,
+    read_offer,
+)
+from autoscaler.quantity import whole_number
+from autoscaler.words import unaddressed
+
+API: Final = "kueue.x-k8s.io"
+VERSIONS: Final = ("v1beta2", "v1beta1")
+"""The first that the server has is read; what is read is the same in both. Kueue before 0.15 has the second only."""
+GROUP, COUNT = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
+GATE: Final = "kueue.x-k8s.io/admission"
+"""Kueue's webhook puts it on pods, too; ours have it already, so that none runs past a Kueue that is away."""
+NAME: Final = OURS + "lease"
+"""An annotation of both."""
+PERMANENT: Final = frozenset({"NoMatchingFlavor", "ExceedsMaxQuota", "Misconfigured"})
+"""Reasons of QuotaReserved=False that no waiting changes."""
+SPOILT, OVER = "somebody changed the annotations of its pod", "the pod that kept its place has ended"
+COMMAND: Final = ("sleep", "infinity")
+
+
+class Place(NamedTuple):
+    """One order, as its pods say."""
+
+    name: str
+    provider: str
+    offer: Offer
+    devices: int
+    owner: ModelName
+    epoch: int
+    kept: bool
+    """The pod that keeps it is there; else who took it is."""
+    node: str
+    leaving: bool
+    notes: Mapping[str, str]
+    """Its annotations that are ours."""
+    wrong: str = ""
+    """Why it keeps nothing any more."""
+
+
+def pod(order: AcquireOrder, queue: str, template: Object) -> Object:
+    """Who keeps the place: like the pods that it is for, with as many devices. It computes nothing."""
+    spec = {**template["spec"], "nodeSelector": {**template["spec"].get("nodeSelector", {}), **order.offer.labels}}
+    first = spec["containers"][0]
+    resources = first.get("resources", {})
+    limits = {**resources.get("limits", {}), GPU: str(order.devices)}
+    container = {
+        **first, "command": list(COMMAND), "resources": {**resources, "limits": limits},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }  # fmt: skip
+    return {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": order.id.name, "annotations": {**_notes(order), COUNT: "1"},
+            "labels": {
+                **template.get("metadata", {}).get("labels", {}), MANAGED_BY: WRITER, PLACE: order.id.name,
+                **_labels(order.id.provider, queue), GROUP: order.id.name,
+            },
+        },
+        "spec": {
+            **spec, "containers": [container], "schedulingGates": [{"name": GATE}], "restartPolicy": "Always",
+            "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False, "enableServiceLinks": False,
+            "securityContext": {
+                "runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"},
+            },
+        },
+    }  # fmt: skip
+
+
+def _labels(provider: str, queue: str) -> dict[str, str]:
+    return {QUEUE: queue, LEASE: label_of(provider)}
+
+
+def _notes(order: AcquireOrder) -> dict[str, str]:
+    return {
+        NAME: order.id.name, PROVIDER: order.id.provider, OFFER: msgspec.json.encode(order.offer).decode(),
+        DEVICES: str(order.devices), OWNER: order.owner, EPOCH: str(order.epoch),
+    }  # fmt: skip
+
+
+def read(found: Object) -> Place | None:
+    """Of a pod with our label; None: of one that took a place, and has ended or was spoilt."""
+    metadata = found["metadata"]
+    notes: dict[str, str] = metadata.get("annotations") or {}
+    kept = PLACE in (metadata.get("labels") or {})
+    offer, devices, epoch = read_offer(notes), whole_number(notes.get(DEVICES)), whole_number(notes.get(EPOCH))
+    wrong = SPOILT if offer is None or devices is None or epoch is None else ""
+    if found.get("status", {}).get("phase") in ENDED:
+        wrong = OVER
+    if wrong and not kept:
+        return None
+    ours = {name: notes[name] for name in (NAME, PROVIDER, OFFER, DEVICES, OWNER, EPOCH) if name in notes}
+    provider = notes.get(PROVIDER, "")
+    return Place(
+        metadata["name"] if kept else notes.get(NAME, ""), provider,
+        offer or Offer(provider=provider, name="", product="", memory_bytes=0), devices or 1,
+        ModelName(notes.get(OWNER, "")), epoch or 0, kept, found["spec"].get("nodeName", ""),
+        "deletionTimestamp" in metadata, ours, wrong,
+    )  # fmt: skip
+
+
+def accepts(queue: Object | None) -> str:
+    """Why a LocalQueue takes nobody now; empty: it does."""
+    if queue is None:
+        return "there is no such LocalQueue"
+    stop = queue.get("spec", {}).get("stopPolicy", "None")
+    if stop != "None":
+        return f"its LocalQueue is stopped ({stop})"
+    active = _condition(queue, "Active")
+    if active is not None and active.get("status") == "False":
+        return f"its LocalQueue is not active ({_says(active)})"
+    return ""
+
+
+def listed(one: Place, workload: Object | None, queue: str) -> Listed:
+    """As a Lease. `workload`: of the pod that keeps the place; None: Kueue has made none yet. What has its quota may be
+    taken by a Replica that finds the node before the pod does: else that would be there beside the quota.
+    """
+    if one.leaving and one.kept:
+        return _lease(one, "leaving")
+    marks = Marks(
+        annotations={**one.notes}, labels=_labels(one.provider, queue), gates=(GATE,),
+        instead=one.name if one.kept else "",
+    )  # fmt: skip
+    if not one.kept:
+        return _lease(one, "here", node=one.node, marks=marks)
+    lost = one.wrong or _lost(workload)
+    if lost:
+        return _lease(one, "failed", says=lost)
+    if one.node:
+        return _lease(one, "here", node=one.node, marks=marks)
+    return _lease(one, "coming", marks=marks if _admitted(workload) else NO_MARKS, says=_awaits(workload))
+
+
+def _lost(workload: Object | None) -> str:
+    if workload is None:
+        return ""
+    evicted, quota = _condition(workload, "Evicted"), _condition(workload, "QuotaReserved")
+    if workload.get("spec", {}).get("active") is False:
+        return f"Kueue deactivated its Workload ({_says(evicted) or 'no reason was given'})"
+    if evicted is not None and evicted["status"] == "True":
+        return f"Kueue gave its place to another ({_says(evicted)})"
+    if quota is not None and quota["status"] == "False" and quota.get("reason") in PERMANENT:
+        return f"no quota can ever hold it ({_says(quota)})"
+    return ""
+
+
+def _admitted(workload: Object | None) -> bool:
+    said = None if workload is None else _condition(workload, "Admitted")
+    return said is not None and said["status"] == "True"
+
+
+def _awaits(workload: Object | None) -> str:
+    if workload is None:
+        return "Kueue has not seen it yet"
+    quota = _condition(workload, "QuotaReserved")
+    if quota is None or quota["status"] != "True":
+        return f"it waits for quota ({_says(quota) or 'no reason was given'})"
+    if not _admitted(workload):
+        checks = workload.get("status", {}).get("admissionChecks") or ()
+        open_ = [f"{one['name']}: {one.get('message') or one['state']}" for one in checks if one["state"] != "Ready"]
+        said = "; ".join(open_) or _says(_condition(workload, "Admitted"))
+        return f"it has quota, and waits for admission checks ({unaddressed(said)})"[:SAID_MAX]
+    return "it is admitted, and has no node yet"
+
+
+def _condition(of: Object, kind: str) -> Object | None:
+    said = of.get("status", {}).get("conditions") or ()
+    return next((one for one in said if one["type"] == kind), None)
+
+
+def _says(said: Object | None) -> str:
+    """Half an address would not be known for one."""
+    if said is None:
+        return ""
+    return unaddressed(": ".join(filter(None, (said.get("reason", ""), said.get("message", "")))))[:SAID_MAX]
+
+
+def _lease(one: Place, phase: Phase, *, node: str = "", marks: Marks = NO_MARKS, says: str = "") -> Listed:
+    return Listed(
+        name=one.name, offer=one.offer, devices=one.devices, phase=phase, committed=phase == "here", node=node,
+        owner=one.owner, epoch=one.epoch, marks=marks, says=says,
+    )  # fmt: skip

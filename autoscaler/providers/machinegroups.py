@@ -1,0 +1,89 @@
+"""MachineSets and MachineDeployments (Cluster API, OpenShift) as groups of nodes: what each brings and how it grows.
+
+Owns what is read of them. What a node of a group has the Settings' `nodes` say of the labels that it will have, or
+labels as GPU feature discovery sets them, or the group's own annotation; where GPUs are attached to such nodes that
+annotation is how many they can have, not what they come with. A MachineSet of a MachineDeployment grows as that does,
+and is not counted beside it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from autoscaler.attached import DEVICES_MAX, GPU_COUNT, count
+from autoscaler.leases import Group, Offer
+from autoscaler.podspec import GPU, OURS
+from autoscaler.providers.kube import Object
+from autoscaler.providers.new_nodes import COUNT, Terms, offer, shape
+from autoscaler.settings import Settings, kind_of
+
+CAPI, OPENSHIFT = "cluster.x-k8s.io", "machine.openshift.io"
+LABELS: Final = "capacity.cluster-autoscaler.kubernetes.io/labels"
+"""Annotation of a group: labels of its nodes, `a=b,c=d`."""
+TO_NODES = ("node-role.kubernetes.io", "node-restriction.kubernetes.io", "node.cluster.x-k8s.io")
+"""Labels of machines of these domains, and of theirs, Cluster API puts on nodes."""
+DEPLOYMENT = "MachineDeployment"
+
+
+class Found(NamedTuple):
+    """One object and its kind."""
+
+    kind: str
+    body: Object
+
+
+def groups(found: Iterable[Found], pods: Sequence[Object], settings: Settings) -> tuple[Group, ...]:
+    """`pods`: those that no node has yet."""
+    return tuple(sorted((_group(one, pods, settings) for one in found), key=lambda one: one.name))
+
+
+def _group(found: Found, pods: Sequence[Object], settings: Settings) -> Group:
+    metadata, spec, status = found.body["metadata"], found.body["spec"], found.body.get("status") or {}
+    notes, labels = metadata.get("annotations") or {}, _labels(found.body)
+    most, name = count(notes.get(GPU_COUNT)), f"{found.kind} {metadata['namespace']}/{metadata['name']}"
+    if any(one.get("controller") and one["kind"] == DEPLOYMENT for one in metadata.get("ownerReferences") or ()):
+        return Group(name=name, most=most, labels=labels)
+    return Group(
+        name=name, wanted=spec.get("replicas", 1), ready=status.get("readyReplicas") or 0, most=most, labels=labels,
+        offer=_brings(name, labels, most, settings), claimed=sum(_claims(pods, labels)),
+    )  # fmt: skip
+
+
+def _labels(body: Object) -> dict[str, str]:
+    """Of its nodes: Cluster API's are machine labels of some domains, OpenShift's stand in the machine's spec."""
+    said = (body["metadata"].get("annotations") or {}).get(LABELS, "")
+    told = dict(pair.split("=", 1) for pair in said.split(",") if "=" in pair)
+    template = body["spec"].get("template") or {}
+    if body["apiVersion"].startswith(OPENSHIFT):
+        own = ((template.get("spec") or {}).get("metadata") or {}).get("labels") or {}
+    else:
+        machines = (template.get("metadata") or {}).get("labels") or {}
+        own = {key: value for key, value in machines.items() if _of_nodes(key.partition("/")[0])}
+    return {**told, **own}
+
+
+def _of_nodes(domain: str) -> bool:
+    return any(domain == one or domain.endswith(f".{one}") for one in TO_NODES)
+
+
+def _brings(name: str, labels: Mapping[str, str], most: int, settings: Settings) -> Offer | None:
+    """None: no Devices, or nobody says which."""
+    kind = kind_of(labels, settings.nodes)
+    fabric = any(one.cro is not None or one.redfish is not None for one in settings.capacity)
+    filled = kind is not None and kind.devices_max is not None
+    if filled or (fabric and most and all(one.devices_max is None for one in settings.nodes)):
+        of = shape(labels, kind) if COUNT in labels else None
+    else:
+        of = shape({COUNT: str(min(most, DEVICES_MAX)), **labels} if most else labels, kind)
+    return None if of is None or not labels else offer(name, "node", of, labels, Terms(1), settings)
+
+
+def _claims(pods: Sequence[Object], labels: Mapping[str, str]) -> Iterator[int]:
+    """Devices of each pod of others that such a node could hold. Pods of ours are not made before there is room."""
+    for pod in pods:
+        metadata, spec = pod["metadata"], pod["spec"]
+        ours = any(key.startswith(OURS) for key in metadata.get("labels") or {})
+        if not ours and (spec.get("nodeSelector") or {}).items() <= labels.items():
+            asked = ((one.get("resources") or {}).get("limits") or {} for one in spec["containers"])
+            yield sum(count(one.get(GPU)) for one in asked)

@@ -1,0 +1,331 @@
+"""ProvisioningRequests as objects: made of an order, and what one says of its Lease (autoscaling.x-k8s.io/v1). Pure.
+
+Owns the names of our labels and annotations there, and the meaning of the conditions, whose reasons are Cluster
+Autoscaler's and clouds'. Promises: all that a new leader needs stands in the object; BookingExpired alone is no
+failure, since that is also how one ends whose pods are all there; a cloud's quota that is used up is said as that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from autoscaler.contract import ModelName
+from autoscaler.leases import AcquireOrder, Listed, Marks, Offer
+from autoscaler.podspec import GPU, MANAGED_BY, OURS
+from autoscaler.providers.kube import SAID_MAX, Object
+from autoscaler.quantity import whole_number
+from autoscaler.tenant import unix_seconds
+from autoscaler.words import unaddressed
+from autoscaler.world import NodeId
+
+API: Final = "autoscaling.x-k8s.io/v1"
+CHECK: Final = "check-capacity.autoscaling.x-k8s.io"
+"""Finds room on nodes that are there, and books it; no node is added."""
+ATOMIC: Final = "best-effort-atomic-scale-up.autoscaling.x-k8s.io"
+GKE: Final = "queued-provisioning.gke.io"
+"""Dynamic Workload Scheduler: nodes come some day, and go after maxRunDurationSeconds."""
+VALID_S: Final = 3600
+"""So long Cluster Autoscaler tries on; the ledger gives up sooner (`autoscaler.delivery.DUE_S`)."""
+CONSUMES: Final = ("autoscaling.x-k8s.io/consume-provisioning-request", "autoscaling.x-k8s.io/provisioning-class-name")
+"""Annotations of the pods that what is booked is for."""
+LEASE: Final = OURS + "capacity"
+"""A label: the provider's name, shortened to what a label may be."""
+OFFER, DEVICES, OWNER, EPOCH, NODE, PROVIDER = (
+    OURS + word for word in ("offer", "devices", "owner", "epoch", "node", "provider")
+)
+WRITER: Final = "pilotlight"
+CONSUMED: Final = "CapacityBookingConsumed"
+FOUND: Final = "CapacityIsFound"
+Phase = Literal["coming", "here", "leaving", "failed"]
+_QUOTA = re.compile(r"quota", re.IGNORECASE)
+_REQUEST_LABEL = re.compile(r"provisioning-request")
+_UNLABEL = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class Condition(NamedTuple):
+    """What is said of one type."""
+
+    holds: bool
+    reason: str
+    message: str
+    since_unix_s: float
+
+    def says(self) -> str:
+        """For people: half an address would not be known for one."""
+        return unaddressed(": ".join(filter(None, (self.reason, self.message))))[:SAID_MAX]
+
+
+class Node(NamedTuple):
+    """What is kept of a node that may be somebody's."""
+
+    name: NodeId
+    labels: Mapping[str, str]
+    created_unix_s: float
+    gpus: int
+    """That can be asked for by now."""
+
+
+class Booking(NamedTuple):
+    """One ProvisioningRequest of ours."""
+
+    name: str
+    provider: str
+    class_name: str
+    offer: Offer
+    devices: int
+    owner: ModelName
+    epoch: int
+    created_unix_s: float
+    version: str
+    leaving: bool
+    node: str
+    """That was seen to be its own; empty: none yet."""
+    conditions: Mapping[str, Condition]
+    details: Mapping[str, str]
+    spoilt: bool = False
+    """Somebody changed what we wrote there."""
+
+    def holds(self, kind: str) -> bool:
+        """Whether a condition is true."""
+        return kind in self.conditions and self.conditions[kind].holds
+
+
+def label_of(provider: str) -> str:
+    """A provider's name as a label's value."""
+    return _UNLABEL.sub("-", provider)[:63].strip("._-")
+
+
+# --- what is made -----------------------------------------------------------------------------------------------------
+
+
+def template(order: AcquireOrder, pod: Object) -> Object:
+    """The PodTemplate: the pod that what is booked is for, with all its devices, where the Offer is."""
+    spec = {**pod["spec"], "nodeSelector": {**pod["spec"].get("nodeSelector", {}), **order.offer.labels}}
+    first, *others = spec["containers"]
+    resources = first.get("resources", {})
+    limits = {**resources.get("limits", {}), GPU: str(order.devices * order.offer.parts)}
+    requests = {name: amount for name, amount in resources.get("requests", {}).items() if name != GPU}
+    spec["containers"] = [{**first, "resources": {**resources, "requests": requests, "limits": limits}}, *others]
+    return {
+        "apiVersion": "v1", "kind": "PodTemplate", "metadata": _metadata(order),
+        "template": {"metadata": pod.get("metadata", {}), "spec": spec},
+    }  # fmt: skip
+
+
+def request(order: AcquireOrder, class_name: str, max_run_s: float | None) -> Object:
+    """The ProvisioningRequest: one pod of its template, so one node."""
+    name = order.id.name
+    return {
+        "apiVersion": API, "kind": "ProvisioningRequest", "metadata": _metadata(order),
+        "spec": {
+            "provisioningClassName": class_name, "parameters": _parameters(class_name, max_run_s),
+            "podSets": [{"count": 1, "podTemplateRef": {"name": name}}],
+        },
+    }  # fmt: skip
+
+
+def _parameters(class_name: str, max_run_s: float | None) -> dict[str, str]:
+    if class_name == CHECK:
+        return {"noRetry": "true"}
+    if class_name == ATOMIC:
+        return {"ValidUntilSeconds": str(VALID_S)}
+    return {} if max_run_s is None else {"maxRunDurationSeconds": str(int(max_run_s))}
+
+
+def _metadata(order: AcquireOrder) -> Object:
+    notes = {
+        PROVIDER: order.id.provider, OFFER: msgspec.json.encode(order.offer).decode(), DEVICES: str(order.devices),
+        OWNER: order.owner, EPOCH: str(order.epoch),
+    }  # fmt: skip
+    labels = {MANAGED_BY: WRITER, LEASE: label_of(order.id.provider)}
+    return {"name": order.id.name, "labels": labels, "annotations": notes}
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+def read(found: Object) -> Booking:
+    """One that has our label, or its PodTemplate, which has no conditions."""
+    metadata, status = found["metadata"], found.get("status") or {}
+    notes: dict[str, str] = metadata.get("annotations") or {}
+    offer = read_offer(notes)
+    devices, epoch = whole_number(notes.get(DEVICES)), whole_number(notes.get(EPOCH))
+    spoilt = offer is None or devices is None or epoch is None
+    provider = notes.get(PROVIDER, "")
+    return Booking(
+        metadata["name"], provider, found.get("spec", {}).get("provisioningClassName", ""),
+        offer or Offer(provider=provider, name="", product="", memory_bytes=0), devices or 1,
+        ModelName(notes.get(OWNER, "")), epoch or 0, unix_seconds(metadata["creationTimestamp"]),
+        str(metadata.get("resourceVersion", "")), "deletionTimestamp" in metadata, notes.get(NODE, ""),
+        {one["type"]: _condition(one) for one in status.get("conditions") or ()},
+        status.get("provisioningClassDetails") or {}, spoilt,
+    )  # fmt: skip
+
+
+def read_node(found: Object) -> Node:
+    """A Node."""
+    metadata = found["metadata"]
+    has: dict[str, str] = (found.get("status") or {}).get("allocatable") or {}
+    return Node(
+        NodeId(metadata["name"]), metadata.get("labels") or {}, unix_seconds(metadata["creationTimestamp"]),
+        whole_number(str(has.get(GPU, "0"))) or 0,
+    )  # fmt: skip
+
+
+def read_offer(notes: Mapping[str, str]) -> Offer | None:
+    """As it was noted; None: it was not, or is spoilt."""
+    try:
+        return msgspec.json.decode(notes.get(OFFER, ""), type=Offer)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _condition(said: Object) -> Condition:
+    moment = said.get("lastTransitionTime")
+    since_s = unix_seconds(moment) if moment else 0.0
+    return Condition(said.get("status") == "True", said.get("reason", ""), said.get("message", ""), since_s)
+
+
+# --- whose node it is -------------------------------------------------------------------------------------------------
+
+
+def assigned(bookings: Iterable[Booking], nodes: Mapping[str, Node], bound: Mapping[str, str]) -> dict[str, str]:
+    """Of each Booking its node, by name, as far as that is known: the one that was noted, the one on which its pod is
+    (`bound`), the one whose label names it, else the oldest that came after it and is nobody else's.
+    """
+    all_of = sorted((one for one in bookings if not one.leaving), key=lambda one: (_granted(one), one.name))
+    found = {one.name: one.node or bound.get(one.name, "") or _named(one, nodes) for one in all_of}
+    taken = {node for node in found.values() if node}
+    for one in all_of:
+        if found[one.name] or not one.holds("Provisioned") or one.class_name == CHECK or _details(one):
+            continue
+        fits = (
+            node for node in sorted(nodes.values(), key=lambda node: (node.created_unix_s, node.name))
+            if node.name not in taken and node.created_unix_s >= one.created_unix_s
+            and one.offer.labels.items() <= node.labels.items()
+        )  # fmt: skip
+        node = next(fits, None)
+        if node is not None:
+            found[one.name] = node.name
+            taken.add(node.name)
+    return {name: node for name, node in found.items() if node}
+
+
+def _granted(one: Booking) -> float:
+    said = one.conditions.get("Provisioned")
+    return one.created_unix_s if said is None or not said.holds else said.since_unix_s
+
+
+def _details(one: Booking) -> frozenset[str]:
+    """What its nodes are labelled with (`ResizeRequestName`)."""
+    return frozenset(value for name, value in one.details.items() if name.startswith("ResizeRequest"))
+
+
+def _named(one: Booking, nodes: Mapping[str, Node]) -> str:
+    said = _details(one)
+    for name, node in sorted(nodes.items()):
+        if said and any(value in said for label, value in node.labels.items() if _REQUEST_LABEL.search(label)):
+            return name
+    return ""
+
+
+# --- what it means ----------------------------------------------------------------------------------------------------
+
+
+def listed(one: Booking, node: Node | None, named: str, ends_s: float | None) -> Listed:
+    """A Booking as a Lease. `named`: its node, if it is known; `node`: that, if it is there."""
+    if one.leaving:
+        return _lease(one, "leaving")
+    if one.spoilt:
+        why = "somebody changed the annotations of its ProvisioningRequest"
+        return _lease(one, "failed", says=why, node=named)
+    if named and node is None:
+        return _lease(one, "failed", says=f"its node {named} is gone", node=named)
+    if node is not None:
+        asked = one.devices * one.offer.parts
+        if one.class_name != CHECK and 0 < node.gpus < asked:
+            why = f"its node {named} has {node.gpus} of {asked} devices"  # at first, or since one is not healthy
+            return _lease(one, "failed", says=why, node=named, ends_s=ends_s)
+        return _lease(one, "here", committed=True, node=named, ends_s=ends_s, says=_warned(one))
+    why = _why_failed(one)
+    if why:
+        return _lease(one, "failed", says=why)
+    granted = one.class_name != CHECK and one.holds("Provisioned")
+    return _lease(one, "coming", committed=granted, says=_awaits(one), dry=is_dry(one))
+
+
+def half(one: Booking) -> Listed:
+    """A PodTemplate that has no request."""
+    return _lease(one, "failed", says="its ProvisioningRequest was not made, or is gone")
+
+
+def selector_of(one: Booking) -> str:
+    """Of the nodes that may be its own."""
+    return ",".join(f"{name}={value}" for name, value in sorted(one.offer.labels.items()))
+
+
+def ends_unix_s(one: Booking) -> float | None:
+    """When what it got is taken away; None: never, or nobody knows."""
+    revoked, granted = one.conditions.get("CapacityRevoked"), one.conditions.get("Provisioned")
+    if revoked is not None and revoked.holds:
+        return revoked.since_unix_s
+    if one.offer.lasts_s is None or granted is None or not granted.holds:
+        return None
+    return granted.since_unix_s + one.offer.lasts_s
+
+
+def _why_failed(one: Booking) -> str:
+    for kind, why in (
+        ("Failed", "its request failed"), ("CapacityRevoked", "what it got was taken away"),
+        ("BookingExpired", "its booking expired before anybody used it"),
+    ):  # fmt: skip
+        said = one.conditions.get(kind)
+        if said is not None and said.holds and said.reason != CONSUMED:
+            return spelt(why, said)
+    refused = one.conditions.get("Accepted")
+    return spelt("its request was not accepted", refused) if refused is not None and not refused.holds else ""
+
+
+def is_dry(one: Booking) -> bool:
+    """It waits in vain, since a quota is used up: so would another."""
+    said = one.conditions.get("Provisioned")
+    return said is not None and not said.holds and _is_quota(said) and not one.leaving
+
+
+def _is_quota(said: Condition) -> bool:
+    return bool(_QUOTA.search(said.reason) or _QUOTA.search(said.message))
+
+
+def _awaits(one: Booking) -> str:
+    granted, accepted = one.conditions.get("Provisioned"), one.conditions.get("Accepted")
+    if granted is None:
+        return "it waits in the queue" if accepted is not None else "nobody has accepted its request yet"
+    if granted.holds:
+        return "its booking is used" if one.holds("BookingExpired") else "it is granted, and its node is not there yet"
+    return spelt("there is none yet", granted)
+
+
+def _warned(one: Booking) -> str:
+    said = one.conditions.get("CapacityRevoked")
+    return spelt("it is taken away", said) if said is not None and said.holds else ""
+
+
+def spelt(why: str, said: Condition) -> str:
+    """A reason of ours and theirs; where it is a quota that is used up, ours is that."""
+    return f"{'the quota of the cloud is used up' if _is_quota(said) else why} ({said.says() or 'no reason was given'})"
+
+
+def _lease(
+    one: Booking, phase: Phase, *, committed: bool = False, node: str = "", ends_s: float | None = None,
+    says: str = "", dry: bool = False,
+) -> Listed:  # fmt: skip
+    notes = dict(zip(CONSUMES, (one.name, one.class_name), strict=True)) if one.holds("Provisioned") else {}
+    marks = Marks(annotations=notes)
+    return Listed(
+        name=one.name, offer=one.offer, devices=one.devices, phase=phase, committed=committed, node=node,
+        owner=one.owner, epoch=one.epoch, ends_s=ends_s, marks=marks, says=says, dry=dry,
+    )  # fmt: skip

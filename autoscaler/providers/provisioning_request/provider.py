@@ -1,0 +1,229 @@
+"""The Provider that asks for nodes by ProvisioningRequests (autoscaling.x-k8s.io/v1).
+
+Owns one PodTemplate and one ProvisioningRequest for each order, both of its name: made in that sequence, deleted the
+other way round, so that whatever is left half way is found by `list` and goes. A node is noted on its request as soon
+as it is known to be its own. What the objects are and mean is `bookings`'. Promises: nothing is deleted whose node has
+a pod with devices on it; a request that waits for days is one object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from autoscaler.contract import ModelName
+from autoscaler.leases import AcquireOrder, Bought, Listed, Offer, ReleaseOrder
+from autoscaler.podspec import MANAGED_BY
+from autoscaler.providers.device_usage import in_use
+from autoscaler.providers.kube import CONFLICT, REFUSALS, AnswerError, Object, Server, refuse
+from autoscaler.providers.new_nodes import NOBODY, Terms, of_kinds
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.provisioning_request import objects
+from autoscaler.providers.provisioning_request.objects import Booking, Node
+from autoscaler.quantity import read_milli
+from autoscaler.settings import Settings
+from autoscaler.spec.capacity import ProviderSettings, Provisioning
+from autoscaler.world import World
+
+WAIT_MAX: Final = 8
+"""So many requests of one provider wait at once, or fewer, where a ResourceQuota says so."""
+HALF_S: Final = 60.0
+"""A PodTemplate without a request is not on its way to one any more."""
+EXPECTED_S: Final[Mapping[str, float]] = {objects.CHECK: 30.0, objects.ATOMIC: 300.0}
+"""While nothing is learnt; of other classes nobody can say."""
+BOUGHT: Final[Mapping[str, Bought]] = {objects.CHECK: "owned", objects.GKE: "flex"}
+COUNTED: Final = "count/provisioningrequests.autoscaling.x-k8s.io"
+"""How a ResourceQuota says how many requests there may be."""
+OFFSET_S: Final = 5.0
+"""A clock that is off by less than before is not set anew: the ends of Leases would tremble."""
+Template = Callable[[ModelName], Object | None]
+"""What a pod of a Model's Replicas asks of a node, but for its devices; None: there is no such Model."""
+
+
+class ProvisioningProvider:
+    """See Provider. `namespace`: of engines' pods. `clock`: the World's."""
+
+    def __init__(  # noqa: PLR0917  composed once
+        self, named: ProviderSettings, server: Server, namespace: str, world: Callable[[], World],
+        pod: Template, clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        if named.provisioning_request is None:
+            raise ValueError(f"{named.name} is no provisioningRequest")
+        self._named, self._of = named, named.provisioning_request
+        self._server, self._world, self._pod, self._clock = server, world, pod, clock
+        self._namespace = namespace
+        self._requests = f"/apis/{objects.API}/namespaces/{namespace}/provisioningrequests"
+        self._templates = f"/api/v1/namespaces/{namespace}/podtemplates"
+        self._offset_s: float | None = None
+
+    async def offers(self) -> tuple[Offer, ...]:
+        """See Provider."""
+        every = await self._all()
+        wait = sum(one.provider == self._named.name and not one.node for one in every)
+        left = min(await self._left(), WAIT_MAX - wait)
+        some = _offers(self._world().settings, self._named, self._of, left)
+        if not some:
+            raise RefusedError(f"{NOBODY} `device` and a `selector` that `provisioningRequest.selector` agrees with")
+        dry = {one.offer.name for one in every if objects.is_dry(one)}
+        return tuple(one for one in some if one.name not in dry) if left > 0 else ()
+
+    async def acquire(self, order: AcquireOrder) -> None:
+        """See Provider."""
+        pod = self._pod(order.owner)
+        if pod is None:
+            raise RefusedError(f"there is no model {order.owner} any more")
+        asked = await self._is_ours(f"{self._requests}/{order.id.name}", order)
+        if asked and await self._is_ours(f"{self._templates}/{order.id.name}", order):
+            return
+        made = objects.template(order, pod)
+        try:
+            await self._lay(made, order)
+            if not asked:
+                await self._ask(objects.request(order, self._of.class_name, self._of.max_run_seconds), order)
+        except AnswerError as error:
+            if error.status in REFUSALS and not asked:
+                with suppress(AnswerError):  # else it is found by the list, and goes
+                    await self._server.delete(f"{self._templates}/{order.id.name}")
+            refuse(error)
+
+    async def release(self, order: ReleaseOrder) -> None:
+        """See Provider."""
+        at = f"{self._requests}/{order.id.name}"
+        found = await self._server.find(at)
+        if found is not None and self._read(found).provider == self._named.name:
+            shown = next((one for one in await self.list() if one.name == order.id.name), None)
+            if shown is not None and await self._stays(shown, order):
+                return
+            await self._server.delete(at)
+        elif found is not None:
+            return
+        left = await self._server.find(f"{self._templates}/{order.id.name}")
+        if left is not None and self._read(left).provider == self._named.name:
+            await self._server.delete(f"{self._templates}/{order.id.name}")
+
+    async def list(self) -> tuple[Listed, ...]:
+        """See Provider."""
+        every = await self._all()
+        mine = [one for one in every if one.provider == self._named.name]
+        halves = await self._halves({one.name for one in every})
+        nodes = await self._nodes(every)
+        bound = await self._bound(mine)
+        found = objects.assigned(every, nodes, bound)
+        await self._note(mine, found)
+        shown = [
+            objects.listed(one, nodes.get(found.get(one.name, "")), found.get(one.name, ""), self._ends_s(one))
+            for one in mine
+        ]
+        return (*shown, *halves)
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    async def _all(self) -> Sequence[Booking]:
+        """Those of other providers, too: a node is one's alone."""
+        return [self._read(one) for one in await self._server.items(self._requests, labelSelector=objects.LEASE)]
+
+    def _read(self, found: Object) -> Booking:
+        """Of another installation, it is of no provider of ours."""
+        one = objects.read(found)
+        return one if self._server.owner.owns(found) else one._replace(provider="")
+
+    async def _left(self) -> int:
+        """So many requests more may be made."""
+        quotas = await self._server.items(f"/api/v1/namespaces/{self._namespace}/resourcequotas")
+        left = [WAIT_MAX]
+        for one in quotas:
+            hard = one["spec"].get("hard", {}).get(COUNTED)
+            if hard is not None:
+                used = one.get("status", {}).get("used", {}).get(COUNTED, "0")
+                left.append((read_milli(hard) - read_milli(used)) // 1000)  # a quantity: a thousand is `1k`
+        return min(left)
+
+    async def _is_ours(self, path: str, order: AcquireOrder) -> bool:
+        """Raises RefusedError where it is another's."""
+        found = await self._server.find(path)
+        if found is None:
+            return False
+        there = self._read(found)
+        if there.provider != self._named.name:
+            raise RefusedError(f"{order.id.name} is the name of what is not this provider's")
+        if there.leaving:
+            raise TimeoutError  # it is there once more when that is gone: said again then
+        return True
+
+    async def _lay(self, made: Object, order: AcquireOrder) -> None:
+        """One that an order before left there may be of another Model's pods by now."""
+        try:
+            await self._server.create(self._templates, made)
+        except AnswerError as error:
+            at = f"{self._templates}/{order.id.name}"
+            if error.status != CONFLICT or not await self._is_ours(at, order):
+                raise
+            await self._server.delete(at)
+            await self._server.create(self._templates, made)
+
+    async def _ask(self, body: Object, order: AcquireOrder) -> None:
+        try:
+            await self._server.create(self._requests, body)
+        except AnswerError as error:
+            if error.status != CONFLICT or not await self._is_ours(f"{self._requests}/{order.id.name}", order):
+                raise
+
+    async def _stays(self, shown: Listed, order: ReleaseOrder) -> bool:
+        """What is used, though some of it may have failed since it came; or is only to go if it has not come."""
+        if order.uncommitted and shown.committed:
+            return True
+        return bool(shown.node) and bool(await in_use(self._server, shown.node, ()))
+
+    async def _halves(self, requested: set[str]) -> Sequence[Listed]:
+        """PodTemplates that have no request, and will have none."""
+        there = await self._server.items(self._templates, labelSelector=objects.LEASE)
+        alone = [one for one in map(self._read, there) if one.provider == self._named.name]
+        old_s = self._server.unix_s() - HALF_S
+        return [objects.half(one) for one in alone if one.name not in requested and one.created_unix_s < old_s]
+
+    async def _nodes(self, every: Sequence[Booking]) -> Mapping[str, Node]:
+        """Those that may be somebody's."""
+        wanted = {objects.selector_of(one) for one in every if one.node or one.holds("Provisioned")}
+        found: dict[str, Node] = {}
+        for selector in sorted(wanted):
+            query = {"labelSelector": selector} if selector else {}
+            found |= {
+                one.name: one for one in map(objects.read_node, await self._server.items("/api/v1/nodes", **query))
+            }
+        return found
+
+    async def _bound(self, mine: Sequence[Booking]) -> Mapping[str, str]:
+        """Where the pods are that consume a request whose node nobody knows."""
+        if all(one.node or not one.holds("Provisioned") for one in mine):
+            return {}
+        path = f"/api/v1/namespaces/{self._namespace}/pods"
+        there = await self._server.items(path, labelSelector=f"{MANAGED_BY}={objects.WRITER}")
+        said = ((one["metadata"].get("annotations") or {}, one["spec"].get("nodeName", "")) for one in there)
+        return {notes[objects.CONSUMES[0]]: node for notes, node in said if node and objects.CONSUMES[0] in notes}
+
+    async def _note(self, mine: Sequence[Booking], found: Mapping[str, str]) -> None:
+        """Whose a node is stays so. Who may not write, or finds it changed, does it another time."""
+        for one in mine:
+            node = found.get(one.name)
+            if node is not None and node != one.node:
+                note = {"metadata": {"resourceVersion": one.version, "annotations": {objects.NODE: node}}}
+                with suppress(Exception):
+                    await self._server.patch(f"{self._requests}/{one.name}", note)
+
+    def _ends_s(self, one: Booking) -> float | None:
+        ends_unix_s = objects.ends_unix_s(one)
+        offset_s = self._clock() - self._server.unix_s()
+        if self._offset_s is None or abs(offset_s - self._offset_s) > OFFSET_S:
+            self._offset_s = offset_s
+        return None if ends_unix_s is None else ends_unix_s + self._offset_s
+
+
+def _offers(settings: Settings, named: ProviderSettings, of: Provisioning, many: int) -> Sequence[Offer]:
+    whole = of.class_name != objects.CHECK
+    terms = Terms(
+        many, named.expected_seconds or EXPECTED_S.get(of.class_name),
+        of.max_run_seconds if whole else None,  # what is booked is used up, and has no end
+        whole=whole, queued=of.class_name not in EXPECTED_S, bought=BOUGHT.get(of.class_name),
+    )  # fmt: skip
+    return [*of_kinds(named.name, of.selector, terms, settings)]

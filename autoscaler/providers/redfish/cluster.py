@@ -1,0 +1,149 @@
+"""What a Redfish fabric has of a cluster: its login in a Secret, Notes in a ConfigMap, which nodes may have more.
+
+Owns what these are called and how they are read. The Secret is mounted by the chart, since an autoscaler may read none
+of the API server; nothing of it is kept: it is read anew for each session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
+
+from autoscaler.attached import DEVICES_MAX, Groups, Site, sites
+from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server
+from autoscaler.providers.redfish.client import Login
+from autoscaler.providers.redfish.inventory import Noted
+from autoscaler.settings import Settings
+
+NODES = "/api/v1/nodes"
+NOTES = "pilotlight-fabric"
+"""The ConfigMap: a key for each provider, with a line for each block."""
+SECRETS = Path("/secrets")
+"""Where the chart mounts Secrets, each in a folder of its name."""
+FILE_BYTES_MAX = 1 << 20
+Key = Callable[[str], Awaitable[str | None]]
+"""One key of a Secret, by its name; None: it is not there; empty: nothing that could be read is."""
+
+
+class AccessError(Exception):
+    """A login or an authority cannot be had; `str()` says of which Secret or file, and what it should have."""
+
+
+class Access:
+    """How one provider gets to its service: a mounted Secret with username, password and, where its authority is a
+    private one, `ca.crt`; or that in a file. Raises AccessError.
+    """
+
+    def __init__(
+        self, secret: str | None, ca_file: str | None, secrets: Path = SECRETS, key: Key | None = None
+    ) -> None:
+        """`key`: how the Secret is read; by default in its folder, where it is mounted."""
+        self._secret, self._folder = secret, secrets / (secret or "")
+        self._key = self._mounted if key is None else key
+        self._ca_file = None if ca_file is None else Path(ca_file)
+
+    async def login(self) -> Login | None:
+        """See redfish_http.Logins."""
+        if self._secret is None:
+            return None
+        user, password = await self._key("username"), await self._key("password")
+        if not user or not password:
+            raise AccessError(f"Secret {self._secret} is not there, or has no username and password")
+        return Login(user, password)
+
+    async def tls(self) -> ssl.SSLContext:
+        """See redfish_http.Tls."""
+        if self._ca_file is not None:
+            pem = await asyncio.to_thread(_text, self._ca_file)
+        else:
+            pem = None if self._secret is None else await self._key("ca.crt")
+        where = self._ca_file or f"ca.crt of Secret {self._secret}"
+        if pem is None and self._ca_file is not None:
+            raise AccessError(f"caFile {where} cannot be read")
+        try:
+            return ssl.create_default_context(cadata=None if pem is None else _certificates(pem))
+        except ssl.SSLError:
+            fix = "put its authority's there, or leave it out to trust those of the system"
+            raise AccessError(f"{where} has no certificates (PEM) that can be read: {fix}") from None
+
+    async def _mounted(self, name: str) -> str | None:
+        return await asyncio.to_thread(_text, self._folder / name)
+
+
+def _certificates(pem: str) -> str:
+    """What is beside certificates may be in any language. Raises SSLError where nothing is left: without a text the
+    authorities of the system would be trusted.
+    """
+    ascii_ = pem.encode("ascii", "ignore").decode()
+    if not ascii_.strip():
+        raise ssl.SSLError("no certificates")
+    return ascii_
+
+
+def _text(path: Path) -> str | None:
+    """None: it is not there; empty: it cannot be read, or is no text."""
+    try:
+        with path.open("rb") as file:
+            return file.read(FILE_BYTES_MAX).decode().rstrip("\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+class ConfigMapNotes:
+    """Of one provider of one installation. See Notes. An earlier version used the provider's name alone as the key."""
+
+    def __init__(self, server: Server, namespace: str, provider: str) -> None:
+        self._server, self._old = server, provider
+        installation = server.owner.installation
+        self._key = f"{installation}.{provider}" if installation else provider
+        self._all = f"/api/v1/namespaces/{namespace}/configmaps"
+
+    async def read(self) -> Noted:
+        """See Notes."""
+        found = await self._server.find(f"{self._all}/{NOTES}")
+        if found is None:
+            return Noted({}, "")
+        data = found.get("data") or {}
+        lines = str(data.get(self._key, data.get(self._old, ""))).splitlines()
+        marks = {path: text for path, space, text in (line.partition(" ") for line in lines) if space}
+        return Noted(marks, found["metadata"]["resourceVersion"])
+
+    async def write(self, noted: Noted) -> bool:
+        """See Notes."""
+        text = "".join(f"{path} {mark}\n" for path, mark in sorted(noted.marks.items()))
+        data = {self._old: None, self._key: text or None}
+        metadata: Object = {"name": NOTES}
+        try:
+            if noted.version:
+                body = {"metadata": {"resourceVersion": noted.version}, "data": data}
+                await self._server.patch(f"{self._all}/{NOTES}", body)
+            else:
+                made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+                await self._server.create(self._all, {**made, "data": {k: v for k, v in data.items() if v}})
+        except AnswerError as error:
+            if error.status == CONFLICT:
+                return False
+            raise
+        return True
+
+
+class OpenSites:
+    """Which nodes are there, ready and open, and how many Devices they can have; where nobody says it, as many as there
+    may be at all.
+    """
+
+    def __init__(self, server: Server, settings: Callable[[], Settings], groups: Callable[[], Groups] = dict) -> None:
+        self._server, self._settings, self._groups = server, settings, groups
+
+    async def __call__(self, nodes: Collection[str]) -> Mapping[str, Site]:
+        """See fabric_redfish.Sites."""
+        if len(nodes) == 1:
+            found = await self._server.find(f"{NODES}/{next(iter(nodes))}")
+            there = [] if found is None else [found]
+        else:
+            there = [one for one in await self._server.items(NODES) if one["metadata"]["name"] in nodes]
+        return sites(there, self._settings(), DEVICES_MAX, self._groups())

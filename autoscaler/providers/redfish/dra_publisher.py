@@ -1,0 +1,154 @@
+"""Shows a cluster what fabrics could attach (resource.k8s.io/v1), and tells claims what became of theirs. I/O.
+
+Owns our ResourceSlices and the conditions that are ours in claims; what they say is `autoscaler.pledges`'. A pool is
+one ResourceSlice, whose name follows from the pool's: whoever leads next takes it over. A label says of which
+installation it is, and only our own are touched. It chooses its node by name and not as `nodeName`, since a kubelet
+that starts deletes all of those that are of its node. First what is published is brought up to date, then claims are
+told, so that what one is sent away from is not given to it again. Whatever fails is tried anew from what there is then
+(Upkeep).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from autoscaler.awaited import DRIVER, written
+from autoscaler.ownership import identity
+from autoscaler.pledges import Pool, Published, Told
+from autoscaler.podspec import MANAGED_BY, OURS
+from autoscaler.providers.device_usage import CLAIMS, SLICES
+from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Object, Server
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.reconciler import Upkeep
+
+API: Final = "resource.k8s.io/v1"
+LOOK_S: Final = 5.0
+"""Without news it is looked this often, since time alone changes what could be attached."""
+SWEEP_S: Final = 60.0
+"""And this often at what is published: others may have changed it."""
+HOME: Final = OURS + "home"
+_LABEL: Final = "pilotlight-fabric"
+UNBOUND: Final = (
+    "the API server keeps no binding conditions of devices: have its gates DRADeviceBindingConditions and "
+    "DRAResourceClaimDeviceStatus on, or say `publish: false`"
+)
+
+
+class UnboundError(RefusedError):
+    """What was published would be given away before it is there."""
+
+
+class Publishing(Upkeep):
+    """See the module. `place`: our own namespace, and what the Lease of leadership is called. `due`: what there is to
+    show now; None: it is not known, or not ours.
+    """
+
+    def __init__(
+        self, server: Server, place: tuple[str, str], due: Callable[[], Published | None], clock: Callable[[], float]
+    ) -> None:
+        super().__init__(self._once, "what fabrics could attach is not published as it is")
+        self._server, self._due, self._clock = server, due, clock
+        self._home, self._before = identity(*place), place[0]
+        """What says that one is ours; and what said so before, of all installations of one namespace."""
+        self._shown: tuple[Pool, ...] | None = None
+        """What is published as far as is known; None: nobody knows."""
+        self._swept_s = 0.0
+
+    async def _once(self) -> float:
+        due, shown = self._due(), self._shown
+        self._shown = None
+        if due is None:
+            return LOOK_S
+        if due.pools != shown or (due.pools and self._clock() >= self._swept_s + SWEEP_S):
+            await self._publish(due.pools)
+            self._swept_s = self._clock()
+        for one in due.told:
+            await self._tell_claim(one)
+        self._shown = due.pools
+        return LOOK_S
+
+    # --- ResourceSlices -----------------------------------------------------------------------------------------------
+
+    async def _publish(self, pools: tuple[Pool, ...]) -> None:
+        everybodys = await self._server.items(SLICES, labelSelector=f"{MANAGED_BY}={_LABEL}")
+        there = {one["metadata"]["name"]: one for one in everybodys if _home(one) in {self._home, self._before}}
+        wanted = {name_of(pool.name): pool for pool in pools}
+        for name, found in sorted(there.items()):
+            if name not in wanted:
+                await self._server.delete(f"{SLICES}/{name}", version=found["metadata"]["resourceVersion"])
+        for name, pool in sorted(wanted.items()):
+            await self._put(name, pool, there.get(name))
+
+    async def _put(self, name: str, pool: Pool, found: Object | None) -> None:
+        """A new one is not whole at first: nothing is given of it before it is seen to be kept as it was made."""
+        if found is None:
+            metadata = {"name": name, "labels": {MANAGED_BY: _LABEL, HOME: self._home}}
+            made = {
+                "apiVersion": API,
+                "kind": "ResourceSlice",
+                "metadata": metadata,
+                "spec": spec_of(pool, 1, slices=2),
+            }
+            found = await self._server.create(SLICES, made)
+            await self._check(found, spec_of(pool, 1, slices=2))
+        generation = int(found["spec"]["pool"]["generation"])
+        if _home(found) != self._home or not _is(found, spec_of(pool, generation)):
+            metadata = {"resourceVersion": found["metadata"]["resourceVersion"], "labels": {HOME: self._home}}
+            spec = spec_of(pool, generation + 1)
+            found = await self._server.patch(f"{SLICES}/{name}", {"metadata": metadata, "spec": spec})
+            await self._check(found, spec)
+
+    async def _check(self, found: Object, wanted: Object) -> None:
+        """A server that knows no binding conditions leaves them out: pods would be bound with what is not there."""
+        if not _is(found, wanted):
+            await self._server.delete(f"{SLICES}/{found['metadata']['name']}")
+            raise UnboundError(UNBOUND)
+
+    # --- claims -------------------------------------------------------------------------------------------------------
+
+    async def _tell_claim(self, told: Told) -> None:
+        """Whoever is another by now, or gone, is told nothing."""
+        path = f"{CLAIMS.removesuffix('resourceclaims')}namespaces/{told.namespace}/resourceclaims/{told.name}"
+        claim = await self._server.find(path)
+        if claim is None or claim["metadata"]["uid"] != told.uid:
+            return
+        at = datetime.fromtimestamp(self._server.unix_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        devices = written(claim, told.devices, at)
+        if devices == ((claim.get("status") or {}).get("devices") or []):
+            return
+        version = {"resourceVersion": claim["metadata"]["resourceVersion"]}
+        try:
+            await self._server.patch(f"{path}/status", {"metadata": version, "status": {"devices": devices}})
+        except AnswerError as error:
+            if error.status not in (CONFLICT, NOT_FOUND):
+                raise
+            self.look()  # it is another by now, and is looked at again
+
+
+def name_of(pool: str) -> str:
+    """Of a pool's ResourceSlice."""
+    return f"{_LABEL}-{hashlib.sha256(pool.encode()).hexdigest()[:16]}"
+
+
+def spec_of(pool: Pool, generation: int, slices: int = 1) -> Object:
+    """Of its ResourceSlice, which is all of it; of more the scheduler gives nothing before it sees them."""
+    return {
+        "driver": DRIVER, "pool": {"name": pool.name, "generation": generation, "resourceSliceCount": slices},
+        "nodeSelector": _node(pool.node), "devices": [*pool.devices],
+    }  # fmt: skip
+
+
+def _home(found: Object) -> str:
+    return str(found["metadata"]["labels"].get(HOME, ""))
+
+
+def _is(found: Object, wanted: Object) -> bool:
+    return {key: found["spec"].get(key) for key in wanted} == wanted
+
+
+def _node(name: str) -> Mapping[str, Any]:
+    chosen = {"key": "metadata.name", "operator": "In", "values": [name]}
+    return {"nodeSelectorTerms": [{"matchFields": [chosen]}]}

@@ -1,0 +1,282 @@
+"""What is offered of a fabric, what is ours in it, and what is to be done next for an order. Pure.
+
+Owns these answers, on a Fabric: all that was read at one time. A block with a Mark of ours is ours, attached or not;
+one that is marked as gone is ours only while it is attached. Of the free blocks an order takes the same ones whoever
+looks. It changes nothing: `fabric_redfish` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from autoscaler.attached import Site
+from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer
+from autoscaler.providers.redfish.schema import Block, Gpu, Mark, System
+
+COMPOSING = "Composing"
+EXPECTED_S = 60.0
+"""While nothing is learnt, and the Settings say nothing."""
+NAMES_TOLD = 4
+
+
+class Terms(NamedTuple):
+    """What the Settings and the World say of what is offered and listed."""
+
+    provider: str
+    expected_s: float | None
+    price_per_hour: Callable[[str], float]
+    """Of one Device of a product."""
+    seen_on: Callable[[str], int]
+    """How many Devices of a node are seen."""
+    tells: Callable[[tuple[str, ...]], bool]
+    """Whether a node tells which of its Devices are these."""
+
+
+class Fabric(NamedTuple):
+    """All that was read at one time."""
+
+    blocks: Mapping[str, Block]
+    systems: Mapping[str, System]
+    """By node; those that were read."""
+    gpus: Mapping[str, Gpu]
+    """By block: those that have exactly one."""
+    marks: Mapping[str, Mark]
+    """By block."""
+    keeps: bool
+    """A Mark can be kept, by the service or beside it."""
+    missing: frozenset[str] = frozenset()
+    """Nodes whose systems the service does not have."""
+
+    def at(self, block: str) -> str:
+        """The node that it is attached to; empty: to none of ours."""
+        return next((node for node, one in self.systems.items() if block in one.blocks), "")
+
+    def attached(self, block: str) -> bool:
+        """To anybody."""
+        return bool(self.at(block) or self.blocks[block].systems)
+
+    def free(self, block: str) -> bool:
+        """Whether it may be had."""
+        one, mark = self.blocks[block], self.marks.get(block)
+        if not one.sound or one.state == COMPOSING or self.attached(block):
+            return False
+        return mark.gone if mark is not None else not one.free_for and not one.reserved
+
+    def of(self, name: str) -> list[str]:
+        """Blocks that were claimed by that name, and not given back."""
+        return sorted(path for path, one in self.marks.items() if one.name == name and not one.gone)
+
+    def unread(self, node: str) -> str:
+        """Why its system was not read with all others, and what to do; empty: it was."""
+        if node in self.systems:
+            return ""
+        if node in self.missing:
+            return f"the fabric has no such system for node {node}: mend its path in `systems`"
+        return f"node {node} is not in `systems` any more: put it back until this is given back"
+
+
+class Claim(NamedTuple):
+    """What an order takes: blocks to mark; those that have its name are it already. `refused`: why it takes none."""
+
+    blocks: tuple[str, ...] = ()
+    refused: str = ""
+
+
+class Held(NamedTuple):
+    """What this process knows of a Lease, beside what was read."""
+
+    arrived: bool = False
+    """All of it was attached."""
+    leaving: bool = False
+    failed: str = ""
+    """Why it did not come."""
+
+
+def offers(fabric: Fabric, terms: Terms, there: Mapping[str, Site]) -> tuple[Offer, ...]:
+    """One for each node and product of which something is free and may go there. `there`: nodes that may have more."""
+    if not fabric.keeps:
+        return ()
+    found: list[Offer] = []
+    pool = Counter(one.product for path, one in fabric.gpus.items() if path in fabric.blocks and fabric.free(path))
+    for node in sorted(fabric.systems.keys() & there.keys()):
+        free: dict[str, list[Gpu]] = {}
+        for path in _free_for(fabric, node):
+            free.setdefault(fabric.gpus[path].product, []).append(fabric.gpus[path])
+        room = _room(fabric, there[node], terms)
+        found += [
+            _offer(there[node], gpus, terms, min(len(gpus), room), pool[product])
+            for product, gpus in sorted(free.items())
+        ]
+    return _most([one for one in found if one.devices_max > 0])
+
+
+def _most(found: Sequence[Offer]) -> tuple[Offer, ...]:
+    """As many as may be: of each product in turn the nodes that can have the most of it, so that none is left out."""
+    before: Counter[str] = Counter()
+    ranked: list[tuple[int, int]] = []
+    for at in sorted(range(len(found)), key=lambda at: (-found[at].devices_max, at)):
+        ranked.append((before[found[at].product], at))
+        before[found[at].product] += 1
+    return tuple(found[at] for at in sorted(at for _, at in sorted(ranked)[:OFFERS_MAX]))
+
+
+def claim(fabric: Fabric, order: AcquireOrder, terms: Terms, site: Site | None) -> Claim:
+    """What is to be marked for an order, beyond what has its name by now. `site`: its node's, if it may have more."""
+    name, node, product = order.id.name, order.offer.node, order.offer.product
+    ours = fabric.of(name)
+    missing = order.devices - len(ours)
+    if missing <= 0 or any(fabric.attached(path) for path in ours):
+        return Claim()
+    if not fabric.keeps:
+        return Claim(refused="the fabric keeps no names of who has what: nothing of it is taken")
+    if site is None or node not in fabric.systems:
+        return Claim(refused=f"node {node} is not open, or no system of this fabric")
+    back = sorted(
+        path for path, one in fabric.marks.items() if one.name == name and one.gone and fabric.at(path) == node
+    )
+    free = [path for path in _free_for(fabric, node) if fabric.gpus[path].product == product]
+    can, room = [*back, *sorted(free, key=lambda path: _rank(name, path))], _room(fabric, site, terms)
+    if ours or (len(can) >= missing and room + len(back) >= missing):
+        return Claim(tuple(can[:missing]))  # of what was begun there may come less
+    what = f"{len(can)} x {product}" if len(can) < missing else f"a place for {room}"
+    return Claim(refused=f"{node} can have {what} now, not {missing}")
+
+
+def links(fabric: Fabric, node: str, attach: Collection[str], detach: Collection[str]) -> tuple[str, ...]:
+    """What a system is to be linked to: what it is now, those blocks of ours, and not these. Others' links stay."""
+    now = fabric.systems[node].blocks
+    more = (path for path in sorted(attach) if path not in now)
+    return (*(path for path in now if path not in detach), *more)
+
+
+def settled(fabric: Fabric, blocks: Iterable[str]) -> bool:
+    """Whether nothing is under way at them any more."""
+    return all(fabric.blocks[path].state != COMPOSING for path in blocks)
+
+
+def begun(fabric: Fabric) -> dict[str, str]:
+    """By name the node of what was ordered, and is not attached to any of ours: all of it, or a part."""
+    return {one.name: one.node for path, one in fabric.marks.items() if not one.gone and not fabric.at(path)}
+
+
+def late(fabric: Fabric) -> dict[str, Mark]:
+    """What was given back and may come, by block."""
+    return {path: one for path, one in fabric.marks.items() if one.gone and not fabric.attached(path)}
+
+
+def lacks(fabric: Fabric) -> str:
+    """Of which nodes the service has no system; empty: of none."""
+    names = sorted(fabric.missing)
+    more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
+    said = f"has no such system for node {', '.join(names[:NAMES_TOLD])}{more}: mend its path in `systems`"
+    return said if names else ""
+
+
+def listed(fabric: Fabric, terms: Terms, held: Mapping[str, Held]) -> tuple[Listed, ...]:
+    """All of ours. What somebody detached by hand is ours no more, where this process saw it attached before."""
+    names = {one.name for path, one in fabric.marks.items() if path in fabric.blocks and _ours(fabric, path)}
+    found = (_listed(fabric, terms, name, held.get(name, Held())) for name in sorted(names))
+    return tuple(one for one in found if one is not None)
+
+
+def _ours(fabric: Fabric, path: str) -> bool:
+    return not fabric.marks[path].gone or bool(fabric.at(path))
+
+
+def _listed(fabric: Fabric, terms: Terms, name: str, held: Held) -> Listed | None:
+    marks = {path: one for path, one in fabric.marks.items() if one.name == name and path in fabric.blocks}
+    marks = {path: one for path, one in marks.items() if _ours(fabric, path)}
+    first, there = next(iter(marks.values())), [path for path in sorted(marks) if fabric.at(path)]
+    gpus = [fabric.gpus[path] for path in marks if path in fabric.gpus] or [Gpu("", 0, "", 0.0)]
+    plain = Listed(
+        name=name, offer=_offer(Site(first.node, 0), gpus, terms, first.devices), devices=first.devices,
+        owner=first.owner, epoch=first.epoch,
+    )  # fmt: skip
+    if not there and fabric.unread(first.node):
+        return _unread(fabric, terms, plain, [path for path in sorted(marks) if fabric.attached(path)], held)
+    if held.arrived and not there and not held.leaving:
+        return None
+    node = fabric.at(there[0]) if there else ""
+    here = bool(there) and (held.arrived or len(there) == len(marks)) and settled(fabric, there)
+    ids = tuple(f"{node}/{one}" for one in uuids(fabric, name).get(node, ()))
+    return replace(
+        plain,
+        phase="leaving" if held.leaving else "failed" if held.failed else "here" if here else "coming",
+        committed=here, node=node if here else "", device_ids=ids if here else (),
+        counted_from=_counted_from(fabric, node, there) if here else None, alone=here and not terms.tells(ids),
+        says=held.failed,
+    )  # fmt: skip
+
+
+def _unread(fabric: Fabric, terms: Terms, plain: Listed, there: Sequence[str], held: Held) -> Listed:
+    """Of a node whose system is not looked at: what is attached is taken to be there, so that who uses it keeps it. A
+    system that the service does not have may be back; what the Settings name no more is nobody's to bring or to detach.
+    """
+    node = plain.offer.node
+    ids = tuple(f"{node}/{fabric.gpus[path].uuid}" for path in there if path in fabric.gpus)
+    lost = held.failed or node not in fabric.missing
+    return replace(
+        plain,
+        phase="leaving" if held.leaving else "failed" if lost else "coming", committed=bool(there),
+        node=node if there else "", device_ids=ids, alone=bool(there) and not terms.tells(ids),
+        says=held.failed or fabric.unread(node),
+    )  # fmt: skip
+
+
+def before(fabric: Fabric, node: str, terms: Terms) -> int:
+    """Devices that a node has without ours."""
+    told = [one.before for one in fabric.marks.values() if one.node == node and not one.gone]
+    return min(told) if told else terms.seen_on(node)
+
+
+def _counted_from(fabric: Fabric, node: str, there: Sequence[str]) -> int:
+    """After the node's own, and those of ours that its system had before: a node counts in that order."""
+    linked = fabric.systems[node].blocks
+    ours = [path for path in linked[: min(map(linked.index, there))] if path in fabric.marks]
+    return min(fabric.marks[path].before for path in there) + len(ours)
+
+
+def _room(fabric: Fabric, site: Site, terms: Terms) -> int:
+    """So many more may be attached there. What others attached is seen there, or on its way."""
+    ours = sum(one.node == site.node and not one.gone for one in fabric.marks.values())
+    return site.most - max(terms.seen_on(site.node), before(fabric, site.node, terms) + ours)
+
+
+def uuids(fabric: Fabric, name: str) -> dict[str, tuple[str, ...]]:
+    """By node: the GPUs that are attached there by that name. Empty: the fabric does not tell it, or did not yet."""
+    found: dict[str, tuple[str, ...]] = {}
+    for path, mark in sorted(fabric.marks.items()):
+        if mark.name == name and path in fabric.blocks and (node := fabric.at(path)):
+            found[node] = (*found.get(node, ()), fabric.gpus[path].uuid if path in fabric.gpus else "")
+    return found
+
+
+def _free_for(fabric: Fabric, node: str) -> list[str]:
+    """Free blocks with one GPU, which may be composed with what the node has (its zones)."""
+    own = [fabric.blocks[path].zones for path in fabric.systems[node].blocks if path in fabric.blocks]
+    zones = {zone for told in own for zone in told}
+    near = (path for path in fabric.gpus if path in fabric.blocks and fabric.free(path))
+    return sorted(path for path in near if not zones or not fabric.blocks[path].zones
+                  or not zones.isdisjoint(fabric.blocks[path].zones))  # fmt: skip
+
+
+def _offer(site: Site, gpus: Sequence[Gpu], terms: Terms, devices_max: int, pool: int | None = None) -> Offer:
+    product = gpus[0].product
+    return Offer(
+        provider=terms.provider, name=f"{site.node}/{product}", product=product, node=site.node,
+        memory_bytes=min(one.memory_bytes for one in gpus), devices_max=devices_max, pool=pool, parts=site.parts,
+        bought="fabric",
+        labels=dict(site.labels), taints=site.taints,
+        price_per_hour=terms.price_per_hour(product), watts=max(one.watts for one in gpus),
+        expected_s=EXPECTED_S if terms.expected_s is None else terms.expected_s,
+    )  # fmt: skip
+
+
+def _rank(name: str, path: str) -> bytes:
+    """In this order a name takes blocks: two who order at once take the same."""
+    return hashlib.sha256(f"{name}/{path}".encode()).digest()
