@@ -18,8 +18,7 @@ from autoscaler.groups import said_of
 from autoscaler.providers.karpenter.nodepool import VERSIONS
 from autoscaler.providers.kube import AnswerError, Object, Server, served
 from autoscaler.providers.kueue import workload
-from autoscaler.providers.machine_groups import machines
-from autoscaler.providers.machinegroups import groups
+from autoscaler.providers.machine_groups import groups, machines
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.redfish.client import NoAnswerError, Service, StatusError

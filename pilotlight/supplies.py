@@ -26,8 +26,7 @@ from autoscaler.leases import AcquireOrder, ReleaseOrder
 from autoscaler.pledges import Published, published
 from autoscaler.prices import Prices
 from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
-from autoscaler.providers.cro.provider import CroFabric
-from autoscaler.providers.cro.turns import Turns
+from autoscaler.providers.cro.provider import CroFabric, Turns
 from autoscaler.providers.deletion_delay import Delaying
 from autoscaler.providers.device_usage import in_use
 from autoscaler.providers.karpenter.disruption_guard import Guarding

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from autoscaler.leases import LeaseRefused, LeasesSeen, OffersSeen
 from autoscaler.providers.cro.objects import REQUESTS, name_for
-from autoscaler.providers.cro.provider import CroFabric
-from autoscaler.providers.cro.turns import Turns
+from autoscaler.providers.cro.provider import CroFabric, Turns
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.runner import Told
 from autoscaler.settings import Settings

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from autoscaler.attached import GPU_COUNT
 from autoscaler.leases import Capacity, Group, GroupsSeen
 from autoscaler.providers.kube import AnswerError
-from autoscaler.providers.machine_groups import LOOK_S, NONE_S, Growing
-from autoscaler.providers.machinegroups import LABELS, Found, groups
+from autoscaler.providers.machine_groups import LABELS, LOOK_S, NONE_S, Found, Growing, groups
 from autoscaler.quantity import Bytes
 from autoscaler.settings import NodeDevice, NodeKind, Settings
 from autoscaler.spec.capacity import Cro, ProviderSettings

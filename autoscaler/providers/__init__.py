@@ -1,1 +1,1 @@
-"""Who adds capacity and takes it back. Each Provider knows one way, and none of the others, nor what is decided."""
+"""Capacity providers. Each adds and removes capacity in one way; none knows the others or the planner."""

@@ -1,14 +1,19 @@
-"""What Providers ask of a Kubernetes API server: a few requests, and a watch, on plain dicts.
+"""What providers need of a Kubernetes API server: a few requests and a watch, on plain dicts.
 
-Owns the Protocol and its error, for a Provider knows no driver: who composes gives it one (`pilotlight.objects`), whose
-writes end with our leadership. What is raised but AnswerError means that nobody knows what came of it.
+`Server` is a Protocol, because a provider does not know the driver: `pilotlight.objects` implements it, with writes
+that end with the leadership. Any exception but AnswerError means that the result of the request is unknown.
+
+`together` runs several requests at once and returns all answers or raises the first error; none is left running. It is
+no TaskGroup: if a TaskGroup is cancelled while one of its tasks fails, only the failure is raised, and a caller that
+tries again would never end.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from autoscaler.ownership import Ownership
 from autoscaler.providers.provider import RefusedError
@@ -82,3 +87,17 @@ def refuse(error: AnswerError) -> NoReturn:
     if error.status in REFUSALS:
         raise RefusedError(f"the API server refuses it: {error.message[:SAID_MAX]}") from error
     raise error
+
+
+Read = TypeVar("Read")
+
+
+async def together(asked: Sequence[Coroutine[Any, Any, Read]]) -> list[Read]:
+    """See the module."""
+    running = [asyncio.ensure_future(each) for each in asked]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

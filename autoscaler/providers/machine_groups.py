@@ -1,19 +1,97 @@
-"""Looks at groups of machines (MachineSet, MachineDeployment), whoever makes them grow. I/O; decides nothing.
+"""MachineSets and MachineDeployments (Cluster API, OpenShift) as groups of nodes: what each provides.
 
-Owns the pace: soon after one look the next where there are any, else rarely. What cannot be read (Upkeep) is as if it
-were not there: then what grows may be ordered a second time, as without this.
+Labels of a group's future nodes come from the Settings' `nodes`, from labels as GPU feature discovery sets them, or
+from the group's own annotation. If GPUs are attached to such nodes, the annotation is the number that a node can have,
+not the number that it comes with. A MachineSet of a MachineDeployment grows with it and is not counted separately.
+
+`Growing` reads the groups again soon after a change while there are any, otherwise rarely. A group that cannot be read
+counts as absent: what it adds may then be ordered a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from autoscaler.leases import GroupsSeen
+from autoscaler.attached import DEVICES_MAX, GPU_COUNT, count
+from autoscaler.leases import Group, GroupsSeen, Offer
+from autoscaler.podspec import GPU, OURS
 from autoscaler.providers.kube import Object, Server
-from autoscaler.providers.machinegroups import CAPI, DEPLOYMENT, OPENSHIFT, Found, groups
+from autoscaler.providers.new_nodes import COUNT, Terms, offer, shape
 from autoscaler.providers.reconciler import Upkeep
+from autoscaler.settings import Settings, kind_of
 from autoscaler.world import World
+
+CAPI, OPENSHIFT = "cluster.x-k8s.io", "machine.openshift.io"
+LABELS: Final = "capacity.cluster-autoscaler.kubernetes.io/labels"
+"""Annotation of a group: labels of its nodes, `a=b,c=d`."""
+TO_NODES = ("node-role.kubernetes.io", "node-restriction.kubernetes.io", "node.cluster.x-k8s.io")
+"""Labels of machines of these domains, and of theirs, Cluster API puts on nodes."""
+DEPLOYMENT = "MachineDeployment"
+
+
+class Found(NamedTuple):
+    """One object and its kind."""
+
+    kind: str
+    body: Object
+
+
+def groups(found: Iterable[Found], pods: Sequence[Object], settings: Settings) -> tuple[Group, ...]:
+    """`pods`: those that no node has yet."""
+    return tuple(sorted((_group(one, pods, settings) for one in found), key=lambda one: one.name))
+
+
+def _group(found: Found, pods: Sequence[Object], settings: Settings) -> Group:
+    metadata, spec, status = found.body["metadata"], found.body["spec"], found.body.get("status") or {}
+    notes, labels = metadata.get("annotations") or {}, _labels(found.body)
+    most, name = count(notes.get(GPU_COUNT)), f"{found.kind} {metadata['namespace']}/{metadata['name']}"
+    if any(one.get("controller") and one["kind"] == DEPLOYMENT for one in metadata.get("ownerReferences") or ()):
+        return Group(name=name, most=most, labels=labels)
+    return Group(
+        name=name, wanted=spec.get("replicas", 1), ready=status.get("readyReplicas") or 0, most=most, labels=labels,
+        offer=_brings(name, labels, most, settings), claimed=sum(_claims(pods, labels)),
+    )  # fmt: skip
+
+
+def _labels(body: Object) -> dict[str, str]:
+    """Of its nodes: Cluster API's are machine labels of some domains, OpenShift's stand in the machine's spec."""
+    said = (body["metadata"].get("annotations") or {}).get(LABELS, "")
+    told = dict(pair.split("=", 1) for pair in said.split(",") if "=" in pair)
+    template = body["spec"].get("template") or {}
+    if body["apiVersion"].startswith(OPENSHIFT):
+        own = ((template.get("spec") or {}).get("metadata") or {}).get("labels") or {}
+    else:
+        machines = (template.get("metadata") or {}).get("labels") or {}
+        own = {key: value for key, value in machines.items() if _of_nodes(key.partition("/")[0])}
+    return {**told, **own}
+
+
+def _of_nodes(domain: str) -> bool:
+    return any(domain == one or domain.endswith(f".{one}") for one in TO_NODES)
+
+
+def _brings(name: str, labels: Mapping[str, str], most: int, settings: Settings) -> Offer | None:
+    """None: no Devices, or nobody says which."""
+    kind = kind_of(labels, settings.nodes)
+    fabric = any(one.cro is not None or one.redfish is not None for one in settings.capacity)
+    filled = kind is not None and kind.devices_max is not None
+    if filled or (fabric and most and all(one.devices_max is None for one in settings.nodes)):
+        of = shape(labels, kind) if COUNT in labels else None
+    else:
+        of = shape({COUNT: str(min(most, DEVICES_MAX)), **labels} if most else labels, kind)
+    return None if of is None or not labels else offer(name, "node", of, labels, Terms(1), settings)
+
+
+def _claims(pods: Sequence[Object], labels: Mapping[str, str]) -> Iterator[int]:
+    """Devices of each pod of others that such a node could hold. Pods of ours are not made before there is room."""
+    for pod in pods:
+        metadata, spec = pod["metadata"], pod["spec"]
+        ours = any(key.startswith(OURS) for key in metadata.get("labels") or {})
+        if not ours and (spec.get("nodeSelector") or {}).items() <= labels.items():
+            asked = ((one.get("resources") or {}).get("limits") or {} for one in spec["containers"])
+            yield sum(count(one.get(GPU)) for one in asked)
+
 
 LOOK_S, NONE_S = 5.0, 60.0
 """From one look to the next, where there are groups and where there are none."""

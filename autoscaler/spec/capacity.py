@@ -1,6 +1,6 @@
 """Providers of capacity as the Settings name them (`capacity:`), and what must hold of each beyond its types.
 
-Owns these types and rules. Who carries them out is `autoscaler.capacity`.
+Owns these types and rules. Who carries them out is `autoscaler.providers`.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def read(node: Object) -> NodeSeen:
 
 def read_other(pod: Object) -> OtherPod | None:
     """None: it has nothing. What containers have of devices is theirs together; what the first ones take one after the
-    other, and give back, counts where it is more. What keeps a place for a Replica (`autoscaler.capacity`) gives way.
+    other, and give back, counts where it is more. What keeps a place for a Replica (`autoscaler.providers`) gives way.
     """
     spec = pod["spec"]
     node = spec.get("nodeName")

@@ -1,11 +1,14 @@
-"""GPUs of a fabric, by the composable resource operator (CRO): a ComposabilityRequest made or made larger, I/O.
+"""GPUs of a fabric by the composable resource operator (CRO): creates or enlarges ComposabilityRequests.
 
-Owns the orders at the API server. Promises of `autoscaler.providers.provider.Provider`, and: a detach is forced only by
-an order that says so, and then of its own Devices; of a request that others use only our own part is changed, by a
-write that fails where they changed it first. The operator looks every 30 s at what it waits for; whoever asks more
-often learns nothing, so what it says of ours is heard by watches. It has no word for what a fabric has free: while
-somebody is told that there is none of a model, none is offered; while somebody waits in vain for another reason, none
-on that node. Nothing is kept here: all is read at each call.
+It fulfils `autoscaler.providers.provider.Provider`. A detach is forced only by an order that demands it, and only of
+the order's own devices. If others use a request, too, only our part is changed, by a write that fails if they changed
+it first. The operator checks every 30 s what it waits for, so its answers are received by watches. It cannot say what a
+fabric has free: while a request is told that there is none of a model, none is offered; while one waits without success
+for another reason, none is offered on that node. Nothing is kept here: each call reads everything.
+
+`Turns`: where several providers of one process attach devices to a node, they order one at a time. The number of
+devices that a node can have limits all of them together, and the API server does not refuse a write of one because of
+what another wrote; so each looks only after the one before has written.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple, Never
 
@@ -25,12 +29,38 @@ from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOr
 from autoscaler.prices import Prices
 from autoscaler.providers.cro import objects
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES, Note, Request, Resource
-from autoscaler.providers.cro.turns import Turns
 from autoscaler.providers.device_usage import in_use
-from autoscaler.providers.kube import AT_HAND, CONFLICT, NOT_FOUND, REFUSALS, AnswerError, Object, Server, refuse
+from autoscaler.providers.kube import (
+    AT_HAND,
+    CONFLICT,
+    NOT_FOUND,
+    REFUSALS,
+    AnswerError,
+    Object,
+    Server,
+    refuse,
+    together,
+)
 from autoscaler.providers.provider import RefusedError
-from autoscaler.providers.together import together
 from autoscaler.world import World
+
+
+class Turns:
+    """Of all nodes, for all such Providers of a process."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, tuple[asyncio.Lock, set[str]]] = {}
+
+    @asynccontextmanager
+    async def at(self, node: str, provider: str) -> AsyncIterator[bool]:
+        """It is that provider's, until it is left. Yields whether no other has ever had one there: then nothing that it
+        cannot see yet was written.
+        """
+        lock, had = self._nodes.setdefault(node, (asyncio.Lock(), set()))
+        async with lock:
+            had.add(provider)
+            yield had == {provider}
+
 
 NODES = "/api/v1/nodes"
 EXPECTED_S = 90.0

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from autoscaler.providers.kube import together
 from autoscaler.providers.redfish import schema
 from autoscaler.providers.redfish.client import Answer, Service, StatusError
 from autoscaler.providers.redfish.planning import Fabric
 from autoscaler.providers.redfish.schema import ROOT, Block, DocumentError, Gpu, Mark, System
-from autoscaler.providers.together import together
 
 PAGES_MAX = 64
 """Of a collection."""
