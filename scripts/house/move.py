@@ -79,7 +79,7 @@ def check(table: dict[str, str], folders: list[str]) -> None:
         if within(name, folders) and name.endswith(".py") and name not in known and Path(name).name != "__init__.py":
             raise SystemExit(f"{name} has no row in {TABLE.name}")
     for old, new in targets(table, folders).items():
-        if not (ROOT / old).exists() and not (ROOT / new).exists():
+        if not any((ROOT / one).exists() for one in (old, new, table[old])):
             raise SystemExit(f"{old} does not exist, and neither does {new}")
 
 
