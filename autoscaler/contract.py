@@ -43,7 +43,7 @@ ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*\Z"
 NAME_CHARS_MAX = 512
 """Of a Model, a Tenant and a Replica: two names of at most 253 characters, as in `namespace/name`. The pattern is not
-the reader's to check, for it takes six times as long then (`autoscaler.serve`).
+the reader's to check, for it takes six times as long then (`autoscaler.server.gateways`).
 """
 COUNT_MAX = 1_000_000
 """Requests, holds and failures at one gateway."""
@@ -200,7 +200,7 @@ class ModelRoute(Message, frozen=True):
     capacity_wait_s: float | None = None
     """So long at least the capacity takes that it waits for: who gives up before is told. None: it waits for none."""
     phases_ms: dict[str, float] = {}
-    """The last start's phases for Server-Timing, see `autoscaler.phases`."""
+    """The last start's phases for Server-Timing, see `autoscaler.queries.start_phases`."""
     others_wait: bool = False
     """Another gateway has Calls waiting: a held Slot that is not used here is given back at once."""
     refusal: Refusal | None = None
@@ -307,7 +307,7 @@ class PodDevices(Message, frozen=True):
 
 
 class WeightsReport(Message, frozen=True):
-    """How far the agent is with weights that its node is to have (`autoscaler.nodewants`)."""
+    """How far the agent is with weights that its node is to have (`autoscaler.agent_contract`)."""
 
     artifact: str
     pull_secret: str = ""
@@ -348,7 +348,9 @@ class PodUse(Message, frozen=True):
 
 
 class FabricReport(Message, frozen=True):
-    """How far the agent is with a Device of a fabric that comes to its node, or leaves it (`autoscaler.nodewants`)."""
+    """How far the agent is with a Device of a fabric that comes to its node, or leaves it
+    (`autoscaler.agent_contract`).
+    """
 
     device: str
     leave: bool = False

@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from autoscaler.model import Queue
-from autoscaler.settings import Limits
+from autoscaler.spec.model import Queue
+from autoscaler.spec.settings import Limits
 from bench import kit
 from bench.documents import SENTENCE, body, real, settings
 from bench.kit import Figures, quantile, say

@@ -21,8 +21,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api, ApiError
+from autoscaler.kubernetes.api import Api, ApiError
+from autoscaler.kubernetes.kubeconfig import access
 from bench import kit
 from bench.kit import BenchError
 from tests.cluster import network

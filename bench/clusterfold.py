@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.fold import fold
-from autoscaler.indices import rebuild
-from autoscaler.observations import ReplicaSeen, Seen
-from autoscaler.world import World
+from autoscaler.fold.fold import fold
+from autoscaler.fold.indices import rebuild
+from autoscaler.state.events import ReplicaSeen, Seen
+from autoscaler.state.world import World
 from bench import kit
 from bench.kit import Figures, say, spread
 from bench.plan import NOW_S, build

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import aiohttp
 
-from autoscaler.drivers.kubernetes.api import ApiError, Object
-from autoscaler.ownership import INSTALLATION
+from autoscaler.kubernetes.api import ApiError, Object
+from autoscaler.spec.ownership import INSTALLATION
 from bench import kit
 from bench.clusterbed import Bed, bed
 from bench.clusterhouse import House, house

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
+from autoscaler.kubernetes.kubeconfig import access
 from pilotlight import process
 from tests.cluster.kubelet.node import Node
 

@@ -15,8 +15,8 @@ import aiohttp
 import psutil
 import yaml
 
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.kubeconfig import access
 from bench import kit
 from bench.clusterbed import Bed, bed
 from bench.clusterhouse import House, house

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.probes import probe
+from autoscaler.kubernetes.api import Object
 from bench import kit
 from bench.clusterbed import Asked, Bed, bed
 from bench.clusterhouse import house

@@ -13,7 +13,7 @@ from statistics import median
 
 import aiohttp
 
-from autoscaler.drivers.kubernetes.access import access
+from autoscaler.kubernetes.kubeconfig import access
 from bench import kit
 from bench.clusterbed import bed
 from bench.clusterhouse import house

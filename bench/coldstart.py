@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from autoscaler.model import Model
+from autoscaler.spec.model import Model
 from bench import kit, llamaswap
 from bench.documents import Document, body, model, real, settings
 from bench.kit import Figures, quantile, say, spread

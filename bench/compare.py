@@ -207,7 +207,7 @@ async def _chunks(place: Path) -> AsyncIterator[Measure]:
 async def _plan(place: Path) -> AsyncIterator[Measure]:
     """One operation is a plan of 1,000 Models on 200 devices that are idle, and one where 50 Models have requests."""
     del place
-    from autoscaler.plan import Planner
+    from autoscaler.planner.plan import Planner
     from bench.plan import NOW_S, build
 
     cases = [(Planner(), build(1000, 200, 0.7, waiting)) for waiting in (0, 50)]
@@ -223,7 +223,7 @@ async def _plan(place: Path) -> AsyncIterator[Measure]:
 async def _fold(place: Path) -> AsyncIterator[Measure]:
     """One operation is an observation of a replica that is folded into the World."""
     del place
-    from autoscaler.indices import rebuild
+    from autoscaler.fold.indices import rebuild
     from bench.clusterfold import changes, fold_all
     from bench.plan import NOW_S, build
 

@@ -20,7 +20,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from autoscaler.drivers.kubernetes.api import MERGE, Object
+from autoscaler.kubernetes.api import MERGE, Object
 from bench import fabricredfish
 from bench.clusterbed import Asked, Bed, bed, schedulable
 from bench.clusterhouse import house, ready

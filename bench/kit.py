@@ -22,11 +22,11 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from autoscaler.documents import load
-from autoscaler.drivers.base import Launch
-from autoscaler.drivers.ports import Ports
+from autoscaler.drivers.driver import Launch
+from autoscaler.drivers.local.ports import Ports
 from autoscaler.drivers.probes import probe
-from autoscaler.model import Model
+from autoscaler.spec.load import load
+from autoscaler.spec.model import Model
 from bench.documents import ROOT, Document, text
 from pilotlight.gathering import completed, launcher
 

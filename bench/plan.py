@@ -16,15 +16,15 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from autoscaler.actions import Acted, Plan
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName
-from autoscaler.fold import fold
-from autoscaler.indices import rebuild
-from autoscaler.model import Model, ModelSpec
-from autoscaler.observations import Reported
-from autoscaler.plan import Planner
-from autoscaler.states import ReplicaState
-from autoscaler.world import DeviceId, Gateway, History, NodeId, Replica, Slice, SliceId, World
+from autoscaler.fold.fold import fold
+from autoscaler.fold.indices import rebuild
+from autoscaler.planner.plan import Planner
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.state.actions import Acted, Plan
+from autoscaler.state.events import Reported
+from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.world import DeviceId, Gateway, History, NodeId, Replica, Slice, SliceId, World
 from bench.parts import quick
 
 GI = 1 << 30

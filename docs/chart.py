@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autoscaler.schema import schemas
+from autoscaler.schema.json_schema import schemas
 
 ROOT = Path(__file__).parent.parent
 CHART = ROOT / "charts" / "pilotlight"

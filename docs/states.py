@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autoscaler.states import diagram
+from autoscaler.state.lifecycle import diagram
 
 PAGE = Path(__file__).parent.parent / "ARCHITECTURE.md"
 

@@ -27,9 +27,9 @@ import psutil
 import yaml
 from openai import AsyncOpenAI, NotFoundError
 
-from autoscaler.documents import load
-from autoscaler.drivers.ports import HOST, Ports
+from autoscaler.drivers.local.ports import HOST, Ports
 from autoscaler.drivers.probes import probe
+from autoscaler.spec.load import load
 from loadtest import tinygguf
 from pilotlight import snippets
 from pilotlight.gathering import launcher

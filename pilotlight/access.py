@@ -16,7 +16,7 @@ import click
 import msgspec
 from aiohttp import web
 
-from autoscaler.door import Admits, Door
+from autoscaler.server.auth import Admits, Door
 from gateway.control.client import HttpLink
 from gateway.control.discovery import Finding
 from gateway.control.sync import Sync
@@ -29,7 +29,7 @@ from pilotlight.renewal import Files
 from pilotlight.webserver import Runner
 
 if TYPE_CHECKING:  # a gateway starts without the control plane
-    from autoscaler.serve import ContractServer
+    from autoscaler.server.gateways import ContractServer
 
 _URL = re.compile(r"(?:dns\+)?(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})/?")
 CERTIFICATES = "--contract-cert-file and --contract-key-file"

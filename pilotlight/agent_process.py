@@ -20,8 +20,8 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from autoscaler.agent_contract import ImageWant
 from autoscaler.contract import NODE_PERIOD_S, NodeReport
-from autoscaler.nodewants import ImageWant
 from pilotlight import access, certificates, health, peering, process
 from pilotlight.access import Access
 from pilotlight.agent.kubelet.image_pull import Images, ImageWanted

@@ -17,33 +17,33 @@ import click
 import msgspec
 from aiohttp import web
 
-from autoscaler.actions import FailStart
-from autoscaler.commands import Commands
 from autoscaler.contract import GatewayId, ModelName
-from autoscaler.documents import Documents
-from autoscaler.door import Admits
-from autoscaler.drivers.base import Driver
+from autoscaler.controller.loop import Listener, Loop, Step
 from autoscaler.drivers.contained import persist
-from autoscaler.drivers.cordons import CordonFile
-from autoscaler.drivers.devices import Devices
-from autoscaler.drivers.histories import HistoryFile
-from autoscaler.drivers.lessons import LessonFile
-from autoscaler.drivers.local import LocalDriver
-from autoscaler.drivers.nvml import open_nvml
-from autoscaler.drivers.processes import become_subreaper
-from autoscaler.drivers.records import StateDirectory, StateError
+from autoscaler.drivers.driver import Driver
+from autoscaler.drivers.local.cordon_file import CordonFile
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.history_file import HistoryFile
+from autoscaler.drivers.local.lessons import LessonFile
+from autoscaler.drivers.local.local import LocalDriver
+from autoscaler.drivers.local.nvml import open_nvml
+from autoscaler.drivers.local.processes import become_subreaper
+from autoscaler.drivers.local.state_directory import StateDirectory, StateError
 from autoscaler.engines.installed import available
-from autoscaler.fit import Needs
-from autoscaler.log import Log
-from autoscaler.loop import Listener, Loop, Step
-from autoscaler.metrics import Metrics
-from autoscaler.model import Model
-from autoscaler.observations import ClockSeen, DocumentsSeen, GatewaySeen, HistorySeen
-from autoscaler.ops import OperationsServer
-from autoscaler.serve import ContractServer
-from autoscaler.settings import Settings
-from autoscaler.views import DocumentsView
-from autoscaler.world import World
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.fit import Needs
+from autoscaler.queries.views import DocumentsView
+from autoscaler.server.auth import Admits
+from autoscaler.server.gateways import ContractServer
+from autoscaler.server.metrics import Metrics
+from autoscaler.server.operator_api import Commands
+from autoscaler.server.ops import OperationsServer
+from autoscaler.spec.load import Documents
+from autoscaler.spec.model import Model
+from autoscaler.spec.settings import Settings
+from autoscaler.state.actions import FailStart
+from autoscaler.state.events import ClockSeen, DocumentsSeen, GatewaySeen, HistorySeen
+from autoscaler.state.world import World
 from pilotlight import __version__, access, cluster, health, hosts, process, supplies, webserver
 from pilotlight.access import Access
 from pilotlight.cluster import Cluster, ClusterOptions

@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.attached import GPU_COUNT, Groups, memory_of, selectors, sites
-from autoscaler.groups import said_of
+from autoscaler.capacity.attachable_nodes import GPU_COUNT, Groups, memory_of, selectors, sites
+from autoscaler.capacity.machine_groups import said_of
 from autoscaler.providers.karpenter.nodepool import VERSIONS
 from autoscaler.providers.kube import AnswerError, Object, Server, served
 from autoscaler.providers.kueue import workload
@@ -25,9 +25,9 @@ from autoscaler.providers.redfish.client import NoAnswerError, Service, StatusEr
 from autoscaler.providers.redfish.cluster import SECRETS, Access, AccessError, Key
 from autoscaler.providers.redfish.inventory import NOT_THERE, Reading
 from autoscaler.providers.redfish.schema import DocumentError
-from autoscaler.settings import Settings
 from autoscaler.spec.capacity import ProviderSettings, Redfish
-from autoscaler.world import World
+from autoscaler.spec.settings import Settings
+from autoscaler.state.world import World
 from pilotlight import supplies
 from pilotlight.checks import Finding
 

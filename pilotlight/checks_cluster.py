@@ -13,19 +13,19 @@ from typing import Any
 
 import msgspec
 
-from autoscaler import ownership
-from autoscaler.attached import sites
+from autoscaler.capacity.attachable_nodes import sites
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.crds import GROUP, MODEL, TENANT, Kind, definition
-from autoscaler.drivers.kubernetes import pods
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.rights import Right, Scope, rights
-from autoscaler.drivers.kubernetes.unreadable import Unreadable
-from autoscaler.drivers.kubernetes.vocabulary import NODES
+from autoscaler.drivers.kubernetes.objects import pod
 from autoscaler.engines import Launch
-from autoscaler.model import Gpu, Model, ModelSpec
-from autoscaler.settings import Settings
-from autoscaler.world import Replica
+from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.constants import NODES
+from autoscaler.kubernetes.rbac import Right, Scope, rights
+from autoscaler.kubernetes.unreadable import Unreadable
+from autoscaler.schema.crds import GROUP, MODEL, TENANT, Kind, definition
+from autoscaler.spec import ownership
+from autoscaler.spec.model import Gpu, Model, ModelSpec
+from autoscaler.spec.settings import Settings
+from autoscaler.state.world import Replica
 from pilotlight import checks_capacity, checks_nodes, checks_operator
 from pilotlight.checks import Finding
 from pilotlight.objects import Objects
@@ -220,7 +220,7 @@ def _engine_pod() -> Object:
         id=ReplicaId("pilotlight-doctor"), model=model.name, spec_hash="", intent="doctor", slices=(), memory_bytes=0
     )
     launch = Launch(argv=("true",), env={}, readiness_path="/")
-    return pods.manifest(replica, model, launch, "pilotlight-doctor")
+    return pod.manifest(replica, model, launch, "pilotlight-doctor")
 
 
 async def nodes(api: Api, scene: Scene) -> list[Finding]:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import click
 
-from autoscaler.drivers.nvml import Gpu, Nvml, NvmlError, open_nvml
-from autoscaler.drivers.records import StateDirectory, StateError
+from autoscaler.drivers.local.nvml import Gpu, Nvml, NvmlError, open_nvml
+from autoscaler.drivers.local.state_directory import StateDirectory, StateError
 from autoscaler.engines.installed import available, computes_on_cpu_only
-from autoscaler.words import counted, size
+from autoscaler.text import counted, size
 from pilotlight.checks import Finding
 from pilotlight.keys import reader
 from pilotlight.listen import Address, listeners

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from autoscaler.podspec import GPU
-from autoscaler.slicing import sharing as shared
+from autoscaler.slicing import nvidia_sharing as shared
 from autoscaler.slicing.base import NodeFacts
-from autoscaler.words import counted
-from autoscaler.world import NodeId
+from autoscaler.spec.pod import GPU
+from autoscaler.state.world import NodeId
+from autoscaler.text import counted
 from pilotlight.checks import Finding
 
 NVIDIA = "nvidia.com/"

@@ -172,7 +172,7 @@ def explain() -> None:
 @output_option
 def explain_model(name: str, ops: str, output: str) -> None:
     """Why a model runs, waits or stopped."""
-    from autoscaler.explain import Explanation
+    from autoscaler.explain.model import Explanation
     from pilotlight import show
 
     show.explain(ops, f"model/{name}", Explanation, output)
@@ -184,7 +184,7 @@ def explain_model(name: str, ops: str, output: str) -> None:
 @output_option
 def explain_fit(model: str, ops: str, output: str) -> None:
     """How much memory a model needs, part by part, and where it would fit."""
-    from autoscaler.fit import Fit
+    from autoscaler.explain.fit import Fit
     from pilotlight import show
 
     show.explain(ops, f"fit/{model}", Fit, output)
@@ -195,7 +195,7 @@ def explain_fit(model: str, ops: str, output: str) -> None:
 @output_option
 def explain_last(ops: str, output: str) -> None:
     """The latest decisions."""
-    from autoscaler.views import Sentences
+    from autoscaler.queries.views import Sentences
     from pilotlight import show
 
     show.explain(ops, "last", Sentences, output)

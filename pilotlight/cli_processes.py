@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 from msgspec.structs import replace
 
-from autoscaler.mounts import STORE
+from autoscaler.weights.mounts import STORE
 from pilotlight.listen import Address, AddressType
 from pilotlight.options import (
     DIRECTORY,

@@ -21,30 +21,33 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from autoscaler import engines, fold_leadership, mounts, ownership
+from autoscaler import engines
+from autoscaler.capacity.machine_groups import most
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
-from autoscaler.door import AGENT, BOTH, GATEWAY, Admits, Roles
+from autoscaler.controller.loop import Loop, Step
+from autoscaler.controller.weights_wait import NodeSupply
 from autoscaler.drivers import probes
-from autoscaler.drivers.base import SharedDriver
 from autoscaler.drivers.contained import persist
-from autoscaler.fold import Observation
-from autoscaler.groups import most
-from autoscaler.loop import Loop, Step
-from autoscaler.model import Model
-from autoscaler.nodes import is_back
-from autoscaler.nodesupply import NodeSupply
-from autoscaler.observations import DocumentsSeen, FollowingSeen, LeadingSeen
-from autoscaler.ownership import Ownership
-from autoscaler.sizing import AS_ASKED, Given
-from autoscaler.world import World
+from autoscaler.drivers.driver import SharedDriver
+from autoscaler.fold import operator_orders
+from autoscaler.fold.fold import Observation
+from autoscaler.queries.node_reports import is_back
+from autoscaler.queries.sizing import AS_ASKED, Given
+from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Roles
+from autoscaler.spec import ownership
+from autoscaler.spec.model import Model
+from autoscaler.spec.ownership import Ownership
+from autoscaler.state.events import DocumentsSeen, FollowingSeen, LeadingSeen
+from autoscaler.state.world import World
+from autoscaler.weights import mounts
 from pilotlight.supplies import Supplies
 
 if TYPE_CHECKING:
-    from autoscaler.drivers.kubernetes.api import Api
-    from autoscaler.drivers.kubernetes.cordons import NodeCordons
-    from autoscaler.drivers.kubernetes.cutting import NodeCutter
-    from autoscaler.drivers.kubernetes.lease import Elector
-    from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
+    from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
+    from autoscaler.drivers.kubernetes.inventory.node_cordons import NodeCordons
+    from autoscaler.drivers.kubernetes.inventory.quotas import DeclaredDevices
+    from autoscaler.kubernetes.api import Api
+    from autoscaler.kubernetes.leader_election import Elector
 
 IN_IMAGES = {"llama-server": "llama-server", "vllm": "vllm", "ollama": "ollama", "sglang": "python3"}
 """Programs as the engines' own images have them."""
@@ -119,12 +122,12 @@ class Cluster:
     ) -> None:
         """`apis`: for what acts, whose writes end with our leadership, and for questions. `name` is ours in Events."""
         from autoscaler.drivers.kubernetes.composite import CompositeDriver
-        from autoscaler.drivers.kubernetes.cordons import NodeCordons
-        from autoscaler.drivers.kubernetes.cutting import NodeCutter
-        from autoscaler.drivers.kubernetes.disruptions import Disruptions
         from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-        from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
-        from autoscaler.drivers.kubernetes.tokens import Tokens
+        from autoscaler.drivers.kubernetes.inventory.disruption_budgets import Disruptions
+        from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
+        from autoscaler.drivers.kubernetes.inventory.node_cordons import NodeCordons
+        from autoscaler.drivers.kubernetes.inventory.quotas import DeclaredDevices
+        from autoscaler.server.token_review import Tokens
         from pilotlight.objects import Objects
         from pilotlight.resources import Resources
 
@@ -172,7 +175,7 @@ class Cluster:
     @property
     def off(self) -> tuple[str, ...]:
         """What does not work in this mode."""
-        from autoscaler.drivers.kubernetes.rights import OFF
+        from autoscaler.kubernetes.rbac import OFF
 
         return OFF if self._options.scope == "namespace" else ()
 
@@ -230,7 +233,7 @@ class Cluster:
 
     def heard(self) -> frozenset[int]:
         """The epochs that gateways and agents have heard of."""
-        return fold_leadership.heard(self._loop.world)
+        return operator_orders.heard(self._loop.world)
 
     def lead(self, epoch: int) -> None:
         """The World begins anew, from what there is now."""
@@ -253,8 +256,8 @@ class Cluster:
 
         `release` is to follow.
         """
-        from autoscaler.drivers.kubernetes.gateways import GatewayPods
         from autoscaler.drivers.kubernetes.volumes import looked
+        from autoscaler.kubernetes.gateway_pods import GatewayPods
 
         looks = partial(looked, self._asking, self._options.scope, self._options.weights_store, self._observe)
         parts: dict[str, Callable[[], Awaitable[None]]] = {
@@ -292,10 +295,10 @@ class Cluster:
 @asynccontextmanager
 async def opened(options: ClusterOptions, clock: Callable[[], float]) -> AsyncIterator[Cluster]:
     """Raises click's usage error where the extra is not installed, or there is no way to an API server."""
-    from autoscaler.drivers.kubernetes.access import AccessError, access
-    from autoscaler.drivers.kubernetes.api import Api
-    from autoscaler.drivers.kubernetes.lease import Elector
-    from autoscaler.drivers.kubernetes.unreadable import UnreadableObjects
+    from autoscaler.kubernetes.api import Api
+    from autoscaler.kubernetes.kubeconfig import AccessError, access
+    from autoscaler.kubernetes.leader_election import Elector
+    from autoscaler.kubernetes.unreadable import UnreadableObjects
 
     try:
         way = await access(options.kubeconfig)

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from autoscaler.contract import ModelName
+from autoscaler.controller.loop import Step
 from autoscaler.engines import LLAMA_CPP, chosen
 from autoscaler.engines.installed import computes_on_cpu_only
-from autoscaler.loop import Step
-from autoscaler.model import Model
+from autoscaler.spec.model import Model
 from pilotlight.quiet import say
 
 NO_GPU = "the xllamacpp that is installed finds no GPU"

@@ -14,8 +14,8 @@ import click
 import msgspec
 from rich.text import Text
 
-from autoscaler.settings import Settings
 from autoscaler.spec.capacity import KINDS, PUBLISH, kinds_of
+from autoscaler.spec.settings import Settings
 from pilotlight import checks_here
 from pilotlight.checks import Finding, Grade, blocked
 from pilotlight.console import plain
@@ -91,8 +91,8 @@ def _alone(**clusters: object) -> None:
 
 
 async def _cluster(kubeconfig: Path | None, wanted: dict[str, object], told: Settings) -> list[Finding]:
-    from autoscaler.drivers.kubernetes.access import AccessError, access
-    from autoscaler.drivers.kubernetes.api import Api
+    from autoscaler.kubernetes.api import Api
+    from autoscaler.kubernetes.kubeconfig import AccessError, access
     from pilotlight.checks_cluster import Scene, cluster
 
     try:

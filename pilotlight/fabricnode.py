@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from autoscaler.contract import PodDevices
-from autoscaler.drivers.kubernetes.api import Api, UnreachableError
+from autoscaler.kubernetes.api import Api, UnreachableError
 from autoscaler.providers.kube import AnswerError
 from pilotlight.agent.gpu.bus import Bus, StepError
 from pilotlight.agent.gpu.hotplug import Job, Seen, Step
@@ -63,7 +63,7 @@ async def attaching(
     node: str, restart: Sequence[str], kubeconfig: Path | None, table: Callable[[], Sequence[PodDevices]]
 ) -> AsyncIterator[Attaching]:
     """Of this node. `restart`: see `daemons.those`. Raises click's usage error where no API server can be asked."""
-    from autoscaler.drivers.kubernetes.access import AccessError, access  # only here: it is an extra
+    from autoscaler.kubernetes.kubeconfig import AccessError, access  # only here: it is an extra
 
     try:
         way = await access(kubeconfig)

@@ -28,9 +28,9 @@ from artifacts.reference import Reference
 from artifacts.store.layout import ForbiddenError
 from artifacts.store.publish import Copy
 from artifacts.store.store import AWAY_WAIT_S, Store, in_thread
+from autoscaler.agent_contract import Wish
 from autoscaler.contract import WeightsReport
-from autoscaler.nodewants import Wish
-from autoscaler.settings import Weights
+from autoscaler.spec.settings import Weights
 from pilotlight.looking import HEADERS_MAX, Headers, look, short
 from pilotlight.storemetrics import StoreMetrics
 from pilotlight.supply import HEADERS, reached

@@ -1,4 +1,6 @@
-"""What `pilotlight explain fit` knows of a Model's artifact, in the words of `autoscaler.fit`. I/O: reads it."""
+"""What `pilotlight explain fit` knows of a Model's artifact, in the words of `autoscaler.explain.fit`. I/O: reads
+it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ from collections.abc import Mapping
 
 from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import ConfigError
+from autoscaler.agent_contract import OWN, Wish
 from autoscaler.contract import WeightsReport
-from autoscaler.fit import Needs, Part
-from autoscaler.model import Model
-from autoscaler.nodewants import OWN, Wish
-from autoscaler.wanted import parts
+from autoscaler.explain.fit import Needs, Part
+from autoscaler.spec.model import Model
+from autoscaler.weights.wanted import parts
 from pilotlight import shapes
 from pilotlight.needs import Known, estimate, known_here, local_path, pages, serving, share
 

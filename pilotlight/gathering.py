@@ -1,6 +1,6 @@
 """Gathers what `serve` was given (GGUF files, folders, documents, stored keys) into one set of Documents.
 
-Owns how a file becomes a Model and how an artifact's memory gets into it. Checking documents is `autoscaler.documents`;
+Owns how a file becomes a Model and how an artifact's memory gets into it. Checking documents is `autoscaler.spec.load`;
 reading a GGUF header is `artifacts.formats.gguf`.
 """
 
@@ -16,17 +16,18 @@ import click
 import msgspec
 
 from artifacts.formats import gguf
-from autoscaler import engines, strict_yaml
-from autoscaler.artifact import STORED
+from autoscaler import engines
 from autoscaler.contract import ModelName
-from autoscaler.documents import DocumentError, Documents, load, to_yaml
-from autoscaler.drivers.base import Launcher
+from autoscaler.drivers.driver import Launcher
 from autoscaler.engines.installed import available
-from autoscaler.model import Model, ModelSpec
-from autoscaler.podspec import API_VERSION
-from autoscaler.rules import NAME_CHARS_MAX
-from autoscaler.settings import Settings
-from autoscaler.sizing import AS_ASKED, Given
+from autoscaler.queries.sizing import AS_ASKED, Given
+from autoscaler.spec import yaml
+from autoscaler.spec.artifact import STORED
+from autoscaler.spec.load import DocumentError, Documents, load, to_yaml
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.rules import NAME_CHARS_MAX
+from autoscaler.spec.settings import Settings
 from pilotlight import files
 from pilotlight.modelfile import check_file
 from pilotlight.needs import Known, adapter_paths, cache_of, comes, estimate, local_path, takes_all
@@ -37,7 +38,7 @@ DEFAULT_CONTEXT_TOKENS = 4096
 """What a GGUF given on the command line gets, or less where the model has less."""
 DOCUMENT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 KEYS_FILE = "keys.yaml"
-TEXT_BYTES_MAX = 4 * strict_yaml.TEXT_CHARS_MAX
+TEXT_BYTES_MAX = 4 * yaml.TEXT_CHARS_MAX
 """Of a file of documents."""
 NONE_KNOWN: Mapping[ModelName, Model] = {}
 _COMES = "/weights"
@@ -188,8 +189,8 @@ def load_settings(path: Path) -> Settings:
     """
     ((file, text),) = _texts([path])
     try:
-        whole = strict_yaml.read(text)
-    except strict_yaml.YamlError:
+        whole = yaml.read(text)
+    except yaml.YamlError:
         whole = []  # which is told below
     match whole:
         case [dict() as bare] if not bare.keys() & {"apiVersion", "kind"}:

@@ -1,6 +1,6 @@
 """`pilotlight import`: reads what other programs are configured with, and prints it as Pilotlight's documents.
 
-Owns the reading of files, folders and standard input; what they mean is `autoscaler.foreign`'s. Documents go to
+Owns the reading of files, folders and standard input; what they mean is `autoscaler.importers`'s. Documents go to
 standard output, with comments; what was not taken over is told on standard error, too, so that it is seen where the
 documents go into a file. Changes nothing anywhere.
 """
@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 import click
 
-from autoscaler.documents import DocumentError
-from autoscaler.foreign import kubeai, lingo, llama_swap, modelfile, ollama
-from autoscaler.foreign.taken import Taken, apart, to_json, to_yaml
+from autoscaler.importers import lingo, modelfile, ollama
+from autoscaler.importers.kubeai import models
+from autoscaler.importers.llama_swap import config
+from autoscaler.importers.result import Taken, apart, to_json, to_yaml
+from autoscaler.spec.load import DocumentError
 from pilotlight import files as reading
 from pilotlight.options import PathType
 from pilotlight.terminal import document
@@ -80,8 +82,8 @@ def _converted(kind: str, files: Sequence[Path], name: str) -> list[Taken]:
     sources = [(_shown(path), _text(path)) for path in files]
     if kind == "llama-swap":
         here = str(Path.cwd())
-        return [taken for source, text in sources for taken in llama_swap.convert(source, text, os.environ, here)]
-    convert: Callable[[Sequence[tuple[str, str]]], list[Taken]] = {"kubeai": kubeai.convert, "lingo": lingo.convert}[
+        return [taken for source, text in sources for taken in config.convert(source, text, os.environ, here)]
+    convert: Callable[[Sequence[tuple[str, str]]], list[Taken]] = {"kubeai": models.convert, "lingo": lingo.convert}[
         kind
     ]
     return convert(sources)

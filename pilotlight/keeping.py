@@ -30,9 +30,9 @@ from artifacts.store import layout
 from artifacts.store.layout import StoreError
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store, in_thread
+from autoscaler.agent_contract import FabricWant, ImageWant, NodeWants, Wish, wish_of
 from autoscaler.contract import ReplicaId, WeightsReport, decoder
-from autoscaler.nodewants import FabricWant, ImageWant, NodeWants, Wish, wish_of
-from autoscaler.settings import Weights
+from autoscaler.spec.settings import Weights
 from pilotlight.fetching import Fetching, SecretOf, here
 from pilotlight.looking import REASON_CHARS_MAX, fitting, told
 from pilotlight.storemetrics import StoreMetrics

@@ -19,12 +19,12 @@ import click
 import msgspec
 
 from autoscaler.contract import TenantName
-from autoscaler.documents import Documents, to_yaml
-from autoscaler.drivers.records import replace_file
-from autoscaler.expected import WrongKeyError
-from autoscaler.not_yet import MESSAGE
-from autoscaler.rules import check_name
-from autoscaler.tenant import Key, Tenant, TenantSpec
+from autoscaler.drivers.local.state_directory import replace_file
+from autoscaler.spec.decode import WrongKeyError
+from autoscaler.spec.load import Documents, to_yaml
+from autoscaler.spec.rules import check_name
+from autoscaler.spec.tenant import Key, Tenant, TenantSpec
+from autoscaler.spec.validation import MESSAGE
 from pilotlight.gathering import KEYS_FILE, load_files
 
 KEY_BYTES = 32

@@ -13,9 +13,9 @@ import sys
 
 import msgspec
 
-from autoscaler import lessons
-from autoscaler.learning import Draw
-from autoscaler.lesson import Exercise, Lesson
+from autoscaler.placement.learning import training
+from autoscaler.placement.learning.learner import Draw
+from autoscaler.state.placement_value import Exercise, Lesson
 from pilotlight import process
 
 CPU_S_MAX = 1800
@@ -33,8 +33,8 @@ def main() -> None:
     bound(resource.RLIMIT_AS, MEMORY_BYTES_MAX)
     try:
         exercise = msgspec.json.decode(sys.stdin.buffer.read(EXERCISE_BYTES_MAX), type=Exercise)
-        tell(lessons.begin(exercise))
-        tell(lessons.learn(exercise, draws))
+        tell(training.begin(exercise))
+        tell(training.learn(exercise, draws))
     except (ValueError, MemoryError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from autoscaler.contract import ModelName
-from autoscaler.fitting import as_before, misfits
-from autoscaler.loop import Step
+from autoscaler.controller.loop import Step
+from autoscaler.provisioning.feasibility import as_before, misfits
 from pilotlight.news import News
 from pilotlight.quiet import say
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from artifacts.formats import gguf
 from autoscaler.engines import ENGINES, EngineError
-from autoscaler.model import Model
+from autoscaler.spec.model import Model
 
 
 def header(path: Path) -> gguf.GgufInfo:

@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Iterable
 
-from autoscaler.log import Refused
-from autoscaler.loop import Step
-from autoscaler.states import ReplicaState
+from autoscaler.controller.loop import Step
+from autoscaler.explain.decision_log import Refused
+from autoscaler.state.lifecycle import ReplicaState
 from pilotlight.quiet import write_line
 
 UNSAID = frozenset({ReplicaState.PENDING, ReplicaState.SCRUBBING})

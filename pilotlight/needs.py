@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from artifacts import files as kinds
 from artifacts.formats import hf_config, memory
 from artifacts.formats.memory import Estimate, Item, Serving, Shape
-from autoscaler.artifact import STORED
 from autoscaler.engines import ENGINES
-from autoscaler.engines.table import CHECKPOINTS
-from autoscaler.model import Cache, Model
+from autoscaler.spec.artifact import STORED
+from autoscaler.spec.model import Cache, Model
+from autoscaler.spec.table import CHECKPOINTS
 from pilotlight.modelfile import header
 
 LLAMA_SERVERS_CHECKPOINTS = 32

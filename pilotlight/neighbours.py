@@ -26,8 +26,8 @@ from artifacts.peers.server import STREAMS_MAX
 from artifacts.store.layout import StoreError
 from artifacts.store.store import Store, in_thread
 from autoscaler.contract import decoder
-from autoscaler.door import Answer
-from autoscaler.nodepeers import NodePeer, NodePeers
+from autoscaler.server.auth import Answer
+from autoscaler.weights.peers import NodePeer, NodePeers
 from pilotlight import certificates, peering
 from pilotlight.access import Access
 from pilotlight.listen import Address

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from autoscaler.contract import ModelName
-from autoscaler.world import World
+from autoscaler.state.world import World
 
 SAID_MAX = 10
 """Models of one change that get a line each; how many more there are is one line."""

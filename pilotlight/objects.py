@@ -12,15 +12,15 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autoscaler.ownership import ANYBODYS, Ownership
 from autoscaler.providers.kube import AT_HAND, NOT_FOUND, AnswerError, Object
+from autoscaler.spec.ownership import ANYBODYS, Ownership
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
 
-    from autoscaler.drivers.kubernetes.api import Api
-    from autoscaler.drivers.kubernetes.unreadable import Unreadable
-    from autoscaler.drivers.kubernetes.watching import Change, Watched
+    from autoscaler.kubernetes.api import Api
+    from autoscaler.kubernetes.unreadable import Unreadable
+    from autoscaler.kubernetes.watching import Change, Watched
 
 KEPT_S = 600.0
 """How long an unreadable object of a list counts that is not requested again."""
@@ -59,7 +59,7 @@ class Objects:
 
     async def items(self, path: str, **query: str) -> list[Object]:
         """See Server."""
-        from autoscaler.drivers.kubernetes.api import ApiError
+        from autoscaler.kubernetes.api import ApiError
 
         watched = self._watched.get(path) if query == AT_HAND else None
         if watched is not None and watched.synced.is_set() and not watched.trouble:
@@ -97,7 +97,7 @@ class Objects:
         self, path: str, read: Callable[[Object], object], changed: Callable[[], None], **query: str
     ) -> None:
         """See Server."""
-        from autoscaler.drivers.kubernetes.watching import Watched
+        from autoscaler.kubernetes.watching import Watched
 
         def hear(changes: list[Change[_Kept]]) -> None:
             if any((one.old and one.old.news) != (one.new and one.new.news) for one in changes):
@@ -134,7 +134,7 @@ class Objects:
 
 
 async def _answered(asked: Awaitable[Object]) -> Object:
-    from autoscaler.drivers.kubernetes.api import ApiError
+    from autoscaler.kubernetes.api import ApiError
 
     try:
         return await asked

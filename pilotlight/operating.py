@@ -14,8 +14,8 @@ import click
 import msgspec
 from rich.text import Text
 
-from autoscaler.views import DeviceView, NodeView, Told
-from autoscaler.words import counted
+from autoscaler.queries.views import DeviceView, NodeView, Told
+from autoscaler.text import counted
 from pilotlight.console import Console
 from pilotlight.ops_client import fetch
 from pilotlight.options import Command, key_of, key_option, ops_option, output_option

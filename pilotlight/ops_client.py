@@ -1,4 +1,5 @@
-"""The client of the operations port: one request, and the response as one of the API's types (`autoscaler.views`).
+"""The client of the operations port: one request, and the response as one of the API's types
+(`autoscaler.queries.views`).
 
 Another server may listen at that address: time and size are bounded, redirects are not followed, and a response of
 another type is an error of one line that names `--ops`.
@@ -19,7 +20,7 @@ from urllib.parse import quote, urlsplit
 import click
 import msgspec
 
-from autoscaler.views import Problem
+from autoscaler.queries.views import Problem
 
 TIMEOUT_S = 5.0
 """From the connection to the last byte."""

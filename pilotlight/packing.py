@@ -18,9 +18,9 @@ from artifacts.pack import modelfile as packfile
 from artifacts.pack import oci_layout
 from artifacts.pack import pack as packing
 from artifacts.pack.pack import About, Form, Offered, PackError, Plan
-from autoscaler.documents import DocumentError
-from autoscaler.foreign import modelfile
-from autoscaler.foreign.parts import Labelled
+from autoscaler.importers import modelfile
+from autoscaler.importers.decode import Labelled
+from autoscaler.spec.load import DocumentError
 from pilotlight.console import bar
 from pilotlight.importing import FILE_BYTES_MAX, MODELFILE
 from pilotlight.options import FILE, output_option

@@ -2,7 +2,7 @@
 
 Owns the file of the demand, and which devices are meant: those that the Settings declare (`devices`, `nodes`), else
 those of this machine; or, `--live`, all that the running system has, with what is on it now. The answer is
-`autoscaler.whatif`'s.
+`autoscaler.planner.what_if`'s.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 import click
 import msgspec
 
-from autoscaler import strict_yaml
 from autoscaler.contract import ModelName
-from autoscaler.documents import Documents
-from autoscaler.drivers.devices import Devices
-from autoscaler.drivers.kubernetes import declared
-from autoscaler.drivers.nvml import NvmlError
-from autoscaler.whatif import CALLS_MAX, PATH, Answer, Asked, what_if
-from autoscaler.words import size
-from autoscaler.world import Slice
+from autoscaler.drivers.kubernetes.inventory import declared
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.nvml import NvmlError
+from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, Asked, what_if
+from autoscaler.spec import yaml
+from autoscaler.spec.load import Documents
+from autoscaler.state.world import Slice
+from autoscaler.text import size
 from pilotlight import files, ops_client
 from pilotlight.gathering import completed, load_files
 from pilotlight.options import FILE, OPS, key_of, key_option, output_option
@@ -100,8 +100,8 @@ def read_demand(path: Path, models: Collection[ModelName] | None) -> dict[ModelN
     line that names what is wrong.
     """
     try:
-        documents = strict_yaml.read(files.read_text(path, strict_yaml.TEXT_CHARS_MAX))
-    except strict_yaml.YamlError as error:
+        documents = yaml.read(files.read_text(path, yaml.TEXT_CHARS_MAX))
+    except yaml.YamlError as error:
         raise click.UsageError(f"{path}: {error}") from None
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{path}: {files.reason(error)}") from None

@@ -1,8 +1,8 @@
 """Looks every few seconds whether each Model could start at all, tells the loop, and says what is in the way.
 
 Owns the pace of the looks, which wait for disks in a thread, and what was said of them. The look itself is the
-driver's, and what follows from it is `autoscaler.plan`'s. A file that comes where there was none is read first, so that
-its Model never starts with a guess at its memory.
+driver's, and what follows from it is `autoscaler.planner.plan`'s. A file that comes where there was none is read first,
+so that its Model never starts with a guess at its memory.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from autoscaler.contract import ModelName
+from autoscaler.controller.loop import Loop, Step
 from autoscaler.faults import Failure, attempt
-from autoscaler.loop import Loop, Step
-from autoscaler.model import Model
-from autoscaler.observations import StartSeen
+from autoscaler.spec.model import Model
+from autoscaler.state.events import StartSeen
 from pilotlight.news import News
 from pilotlight.quiet import say
 
@@ -23,7 +23,7 @@ LOOK_EVERY_S = 5.0
 """Also at once when documents change. A look is a few system calls for each Model."""
 
 Obstacle = Callable[[Model], str]
-"""As `autoscaler.drivers.base.Driver.obstacle`; called in a thread."""
+"""As `autoscaler.drivers.driver.Driver.obstacle`; called in a thread."""
 
 
 class Preflight:

@@ -29,7 +29,7 @@ from artifacts.store.layout import StoreError
 from artifacts.store.publish import Copy
 from artifacts.store.store import Row, Store
 from artifacts.store.verify import Bad, verify
-from autoscaler.words import size
+from autoscaler.text import size
 from pilotlight import peering
 from pilotlight.console import bar
 from pilotlight.keychain import keychain

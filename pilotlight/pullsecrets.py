@@ -28,8 +28,8 @@ class PullSecrets:
             raise NoSecretError(
                 f"pull secret {name}: this node's agent may read none: give it --pull-secrets NAMESPACE"
             )
-        from autoscaler.drivers.kubernetes.access import AccessError, access  # only here: it is an extra
-        from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
+        from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
+        from autoscaler.kubernetes.kubeconfig import AccessError, access  # only here: it is an extra
 
         try:
             async with Api(await access(self._kubeconfig)) as api:

@@ -2,7 +2,7 @@
 
 Owns where documents come from in a cluster (files, custom resources, adopted workloads, KubeAI's Models) and who tells
 people there what became of them: status of Models, Events on Models and on workloads. A Model of another namespace than
-the pods' takes nothing of that one (`autoscaler.reach`).
+the pods' takes nothing of that one (`autoscaler.spec.reach`).
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from autoscaler import documents, reach
 from autoscaler.contract import ModelName
 from autoscaler.drivers import probes
 from autoscaler.drivers.contained import persist
-from autoscaler.drivers.kubernetes import happenings, status
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
-from autoscaler.drivers.kubernetes.customs import Customs, StatusSeen
-from autoscaler.drivers.kubernetes.events import Events
-from autoscaler.drivers.kubernetes.kubeai import KUBEAI, KubeaiModels
-from autoscaler.drivers.kubernetes.modelclaims import ModelClaims
-from autoscaler.drivers.kubernetes.statuses import Statuses
-from autoscaler.drivers.kubernetes.subjects import subjects
-from autoscaler.expected import WrongKeyError, dotted
-from autoscaler.foreign import kubeai
-from autoscaler.foreign.kubeai_system import CHART
-from autoscaler.installation import CUSTOMS, FILES, Installation, Status
-from autoscaler.model import Model
-from autoscaler.names import Origin
-from autoscaler.observations import DocumentsSeen
-from autoscaler.ownership import INSTALLATION
-from autoscaler.tenant import Tenant
+from autoscaler.importers.kubeai import models as kubeai
+from autoscaler.importers.kubeai.system import CHART
+from autoscaler.kubernetes.model_claims import ModelClaims
+from autoscaler.kubernetes.resources import event_log, status
+from autoscaler.kubernetes.resources.event_writer import Events
+from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation, Status
+from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
+from autoscaler.kubernetes.resources.status_writer import Statuses
+from autoscaler.kubernetes.resources.subjects import subjects
+from autoscaler.kubernetes.resources.watcher import Customs, StatusSeen
+from autoscaler.spec import load, reach
+from autoscaler.spec.decode import WrongKeyError, dotted
+from autoscaler.spec.model import Model
+from autoscaler.spec.names import Origin
+from autoscaler.spec.ownership import INSTALLATION
+from autoscaler.spec.tenant import Tenant
+from autoscaler.state.events import DocumentsSeen
 from pilotlight.quiet import say
 from pilotlight.sizes import Sizes
 
 if TYPE_CHECKING:
-    from autoscaler.drivers.kubernetes.api import Api
-    from autoscaler.loop import Loop
+    from autoscaler.controller.loop import Loop
+    from autoscaler.kubernetes.api import Api
     from pilotlight.cluster import ClusterOptions
 
 ADOPTED = "adopted"
@@ -50,7 +50,7 @@ FLUSH_S = 0.3
 
 def ours(namespace: str, document: object) -> Model | Tenant:
     """A custom resource, where pods are made in `namespace`. Raises WrongKeyError."""
-    said = documents.one(document)
+    said = load.one(document)
     if isinstance(said, Model):
         reach.check(said, namespace)
     return said
@@ -157,9 +157,9 @@ class Resources:
     def _note(self, note: Note) -> None:
         """What a workload's owner is to know."""
         kind, namespace, name = note.workload
-        about = happenings.Regarding("apps/v1", kind, namespace, name, note.uid)
-        weight = happenings.WARNING if note.warning else happenings.NORMAL
-        self._events.note(about, happenings.Happening(ModelName(""), note.reason, note.message, weight))
+        about = event_log.Regarding("apps/v1", kind, namespace, name, note.uid)
+        weight = event_log.WARNING if note.warning else event_log.NORMAL
+        self._events.note(about, event_log.Happening(ModelName(""), note.reason, note.message, weight))
 
     async def run(self) -> None:
         """Reads and writes until cancelled; `flush` is to follow."""

@@ -35,7 +35,7 @@ from artifacts.registry.client import Client
 from artifacts.registry.mirrors import Mirrored
 from artifacts.source_uri import Bucket, Hub
 from artifacts.store.store import Store
-from autoscaler.quantity import parse_bytes
+from autoscaler.spec.quantity import parse_bytes
 from pilotlight.console import bar
 from pilotlight.keychain import keychain
 from pilotlight.options import output_option, too_long

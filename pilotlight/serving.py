@@ -15,10 +15,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from autoscaler.documents import Documents, to_yaml
-from autoscaler.drivers.records import InUseError, StateDirectory, StateError, replace_file
-from autoscaler.settings import Limits, Settings, Signatures, Tls
-from autoscaler.words import counted
+from autoscaler.drivers.local.state_directory import InUseError, StateDirectory, StateError, replace_file
+from autoscaler.spec.load import Documents, to_yaml
+from autoscaler.spec.settings import Limits, Settings, Signatures, Tls
+from autoscaler.text import counted
 from pilotlight import certificates, signers, snippets
 from pilotlight.certificates import FileError, Identity
 from pilotlight.gathering import gather, needs_tenant, problem_file

@@ -22,10 +22,10 @@ from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import ConfigError
 from artifacts.formats.memory import Shape
 from artifacts.registry.blobs import Source
+from autoscaler.agent_contract import OWN, Wish
 from autoscaler.contract import WeightsReport, decoder
-from autoscaler.model import Model
-from autoscaler.nodewants import OWN, Wish
-from autoscaler.wanted import parts
+from autoscaler.spec.model import Model
+from autoscaler.weights.wanted import parts
 from pilotlight.needs import Known, takes_all
 
 CHARS_MAX = 100_000

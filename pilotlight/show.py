@@ -16,18 +16,18 @@ from msgspec.structs import replace
 from rich.live import Live
 from rich.table import Table
 
-from autoscaler.views import DocumentsView, ModelView, OffView, Row, Sentences
+from autoscaler.queries.views import DocumentsView, ModelView, OffView, Row, Sentences
 from pilotlight.console import Console, plain
 from pilotlight.ops_client import fetch
 from pilotlight.terminal import document, json_document, one_line
 
 if TYPE_CHECKING:
-    from autoscaler.explain import Explanation
-    from autoscaler.fit import Fit
+    from autoscaler.explain.fit import Fit
+    from autoscaler.explain.model import Explanation
 
 REFRESH_S = 0.5
 DURATION = re.compile(r"\b\d+(\.\d+)? (s|min|h)\b( \d+ (s|min)\b)?")
-"""As `autoscaler.words.seconds` writes them."""
+"""As `autoscaler.text.seconds` writes them."""
 Explained = TypeVar("Explained", "Explanation", "Fit", Sentences)
 COLUMNS = ("model", "state", "replicas", "waiting", "running", "devices", "since", "why")
 

@@ -13,7 +13,7 @@ from artifacts.signatures.certificates import Identity
 from artifacts.signatures.policy import Policy
 from artifacts.signatures.public_keys import PEM_BYTES_MAX, BadKeyError
 from artifacts.signatures.trust_root import ROOT_BYTES_MAX, BadRootError, Root
-from autoscaler.settings import Signatures
+from autoscaler.spec.settings import Signatures
 from pilotlight import certificates
 from pilotlight.certificates import FileError
 

@@ -1,9 +1,9 @@
 """Models of a cluster with the memory that agents read of their artifacts: each made once for what was read.
 
 Owns since when it is waited for what an artifact says: until then nobody knows whether its Model needs a part of a
-Device or all of it, and the plan gives it none (`autoscaler.compare`). Promises: of a Model nothing is worked out anew
-while neither it nor what was read of it has changed, however often all are told; and what is read of many at once is
-told together.
+Device or all of it, and the plan gives it none (`autoscaler.planner.reconcile`). Promises: of a Model nothing is worked
+out anew while neither it nor what was read of it has changed, however often all are told; and what is read of many at
+once is told together.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from autoscaler.agent_contract import Wish
 from autoscaler.contract import ModelName, WeightsReport
 from autoscaler.faults import Failure, attempt, described
-from autoscaler.model import Model
-from autoscaler.nodewants import Wish
-from autoscaler.observations import FaultSeen
+from autoscaler.spec.model import Model
+from autoscaler.state.events import FaultSeen
 from pilotlight import shapes
 from pilotlight.gathering import completed
 
 if TYPE_CHECKING:
-    from autoscaler.loop import Step
+    from autoscaler.controller.loop import Step
 
 AGAIN_S = 0.25
 """All Models are told again at most so often: after a change of leaders many artifacts are looked at."""

@@ -23,8 +23,8 @@ from artifacts.reference import BadReferenceError
 from artifacts.store.layout import Key, StoreError
 from artifacts.store.store import Row, Store
 from artifacts.store.tag_cache import Meanings
-from autoscaler.quantity import parse_bytes
-from autoscaler.words import size
+from autoscaler.spec.quantity import parse_bytes
+from autoscaler.text import size
 from pilotlight import show
 from pilotlight.console import plain
 from pilotlight.options import DIRECTORY, default_state, output_option

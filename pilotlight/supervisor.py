@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import psutil
 
-from autoscaler.drivers.processes import become_subreaper
-from autoscaler.words import counted
+from autoscaler.drivers.local.processes import become_subreaper
+from autoscaler.text import counted
 from pilotlight.quiet import say
 from pilotlight.signals import Signals
 

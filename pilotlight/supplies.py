@@ -2,7 +2,7 @@
 
 Owns the table of kinds: for each of `autoscaler.spec.capacity.KINDS` where it works and how one is made. **To add a
 kind**: its Provider in `autoscaler/capacity/`, a function here that makes one of its entry and what is Around it, one
-line in KINDS, its name in those, its rights in `autoscaler.drivers.kubernetes.rights` and the chart, and its test
+line in KINDS, its name in those, its rights in `autoscaler.kubernetes.rbac` and the chart, and its test
 with `tests/contracts/provider.py`. What a Provider opens it puts on `Around.stack`, which ends with it.
 """
 
@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 from msgspec.structs import replace
 
-from autoscaler import nodefabric
-from autoscaler.attached import seen_on
+from autoscaler.capacity import fabric_agents
+from autoscaler.capacity.attachable_nodes import seen_on
+from autoscaler.capacity.machine_groups import most
 from autoscaler.contract import ModelName
-from autoscaler.groups import most
-from autoscaler.leases import AcquireOrder, ReleaseOrder
-from autoscaler.pledges import Published, published
-from autoscaler.prices import Prices
+from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
 from autoscaler.providers.cro.provider import CroFabric, Turns
 from autoscaler.providers.deletion_delay import Delaying
@@ -45,12 +43,14 @@ from autoscaler.providers.redfish.planning import Terms
 from autoscaler.providers.redfish.provider import RedfishFabric
 from autoscaler.providers.redfish.system_writer import Around as Alongside
 from autoscaler.providers.runner import Observe, Supplying
-from autoscaler.settings import Settings
+from autoscaler.provisioning.device_claims import Published, published
 from autoscaler.spec.capacity import ProviderSettings
-from autoscaler.world import World
+from autoscaler.spec.settings import Settings
+from autoscaler.state.leases import AcquireOrder, ReleaseOrder
+from autoscaler.state.world import World
 
 if TYPE_CHECKING:  # commands that only check Settings start without the planner
-    from autoscaler.loop import Step
+    from autoscaler.controller.loop import Step
 
 Mode = Literal["machine", "namespace", "cluster"]
 """Where Replicas are: processes of this machine, or pods, with rights in one namespace or in the whole cluster."""
@@ -121,7 +121,7 @@ def redfish(entry: ProviderSettings, around: Around) -> Provider:
 
     async def busy(node: str, uuids: tuple[str, ...]) -> str:
         used = await in_use(server, node, uuids)
-        return used or (nodefabric.kept(world(), node, uuids, around.clock()) if told.agents else "")
+        return used or (fabric_agents.kept(world(), node, uuids, around.clock()) if told.agents else "")
 
     service = Service(told.url, access.login, access.tls, may_write=around.leads)
     around.stack.push_async_callback(service.close)
@@ -149,7 +149,7 @@ def kueue(entry: ProviderSettings, around: Around) -> Provider:
 
 def _template(around: Around) -> Callable[[ModelName], Object | None]:
     """What the pods of a Model ask of a node; None: there is no such Model (any more)."""
-    from autoscaler.drivers.kubernetes.templates import template
+    from autoscaler.drivers.kubernetes.objects.pod_template import template
 
     def of(name: ModelName) -> Object | None:
         world = around.world()

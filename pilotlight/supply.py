@@ -31,15 +31,15 @@ from artifacts.store.layout import ForbiddenError, Record
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store, in_thread
 from autoscaler.contract import ModelName
+from autoscaler.controller.loop import Listener, Step
 from autoscaler.engines import EngineError
-from autoscaler.fold import Observation
-from autoscaler.loop import Listener, Step
-from autoscaler.model import Model
-from autoscaler.observations import CopiesSeen
-from autoscaler.settings import Weights as WeightsSettings
-from autoscaler.words import size
-from autoscaler.world import Copy as CopySeen
-from autoscaler.world import World
+from autoscaler.fold.fold import Observation
+from autoscaler.spec.model import Model
+from autoscaler.spec.settings import Weights as WeightsSettings
+from autoscaler.state.events import CopiesSeen
+from autoscaler.state.world import Copy as CopySeen
+from autoscaler.state.world import World
+from autoscaler.text import size
 from pilotlight import signers
 from pilotlight.errands import TROUBLE, Errands
 from pilotlight.keychain import keychain
@@ -63,7 +63,7 @@ log = logging.getLogger("pilotlight.supply")
 
 
 class Held(NamedTuple):
-    """As `autoscaler.drivers.base.Weights`."""
+    """As `autoscaler.drivers.driver.Weights`."""
 
     model: Model
     copies: tuple[Copy, ...]
@@ -90,7 +90,7 @@ class Watched(Protocol):
 
 
 class Supply:
-    """As `autoscaler.drivers.base.Supply`, and a listener of the loop."""
+    """As `autoscaler.drivers.driver.Supply`, and a listener of the loop."""
 
     def __init__(
         self, root: Path, settings: WeightsSettings, registries: Registries | None = None,

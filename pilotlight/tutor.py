@@ -1,8 +1,9 @@
 """Has learnt what room is worth, in a process of its own, and tells the loop; keeps the result for the next start.
 
 Owns the pace of the looks, the one process that learns at a time (`pilotlight.learner_process`), and what is said of
-it. When to learn and from what is `autoscaler.lessons`' to say. Only who leads learns; who leads next has a file of its
-own or learns anew. It holds nothing up: until something was learnt the packer goes by sizes alone.
+it. When to learn and from what is `autoscaler.placement.learning.training`' to say. Only who leads learns; who leads
+next has a file of its own or learns anew. It holds nothing up: until something was learnt the packer goes by sizes
+alone.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from autoscaler import lessons
-from autoscaler.drivers.lessons import LessonFile
-from autoscaler.lesson import Exercise, Lesson
-from autoscaler.lessons import Tried
-from autoscaler.loop import Loop
-from autoscaler.observations import LessonLearnt
-from autoscaler.world import World
+from autoscaler.controller.loop import Loop
+from autoscaler.drivers.local.lessons import LessonFile
+from autoscaler.placement.learning import training
+from autoscaler.placement.learning.training import Tried
+from autoscaler.state.events import LessonLearnt
+from autoscaler.state.placement_value import Exercise, Lesson
+from autoscaler.state.world import World
 from pilotlight.quiet import say
 from pilotlight.supervisor import run_module
 
@@ -86,7 +87,7 @@ class Tutor:
             self._say(f"what room is worth could not be learnt ({error}): places go by what was known before")
             self._tried = Tried(self._clock(), failed=True)
         else:
-            self._say(f"learnt: {lessons.told(exercise)} ({why})")
+            self._say(f"learnt: {training.told(exercise)} ({why})")
             self._tried = Tried(self._clock(), failed=False)
 
     async def _learn(self, exercise: Exercise) -> None:
@@ -140,13 +141,13 @@ class Tutor:
 
 def _due(world: World, tried: Tried | None, now_s: float) -> tuple[Exercise, str] | None:
     """(what is to be learnt from now, why); None: nothing is."""
-    exercise = lessons.exercise(world, now_s)
-    why = "" if exercise is None else lessons.why(exercise, world.lesson, tried, now_s)
+    exercise = training.exercise(world, now_s)
+    why = "" if exercise is None else training.why(exercise, world.lesson, tried, now_s)
     return (exercise, why) if exercise is not None and why else None
 
 
 def _read(line: bytes) -> Lesson:
     """Raises ValueError."""
     lesson = msgspec.json.decode(line, type=Lesson)
-    lessons.taught(lesson)
+    training.taught(lesson)
     return lesson

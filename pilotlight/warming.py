@@ -18,10 +18,10 @@ import psutil
 from artifacts.disk.disk import walk
 from artifacts.disk.page_cache import warm
 from autoscaler.contract import ModelName
-from autoscaler.loop import Step
-from autoscaler.model import Model
-from autoscaler.states import ReplicaState
-from autoscaler.world import World
+from autoscaler.controller.loop import Step
+from autoscaler.spec.model import Model
+from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.world import World
 
 FREE_SHARE = 0.75
 """Of the memory that could be had without swapping."""

@@ -1,7 +1,7 @@
 """The weights that a Model is made of: its own and its adapters', each from where it lies, and what of each is loaded.
 
 Pure. Owns which of them the store brings, and which file or folder of an adapter an engine is given; of the Model's own
-weights `autoscaler.wanted` decides that.
+weights `autoscaler.weights.wanted` decides that.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from artifacts import files
 from artifacts.formats import gguf
-from autoscaler.artifact import named
 from autoscaler.engines import EngineError
-from autoscaler.model import Model
-from autoscaler.rules import ADAPTER_PATH
-from autoscaler.wanted import laid_over, loaded
+from autoscaler.spec.artifact import named
+from autoscaler.spec.model import Model
+from autoscaler.spec.rules import ADAPTER_PATH
+from autoscaler.weights.wanted import laid_over, loaded
 from pilotlight.needs import FILE, comes
 
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "mutants"
 TOOLS = FOLDER / "tools"
 """Where `make mutants` installs requirements/mutants.lock: no other test needs these libraries."""
-FILES = ("autoscaler/plan.py", "autoscaler/packer.py", "gateway/dispatch/dispatcher.py")
+FILES = ("autoscaler/planner/plan.py", "autoscaler/placement/packer.py", "gateway/dispatch/dispatcher.py")
 COUNT, SEED = 60, 25
 RUN_S_MAX = 900.0
 """A mutant whose tests take longer has made an endless loop: it is detected."""

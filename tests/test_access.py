@@ -15,10 +15,10 @@ import click
 import msgspec
 import pytest
 
-from autoscaler import door
 from autoscaler.contract import GatewayId, NodeReport, Report, RoutesDelta
-from autoscaler.door import AGENT, BOTH, GATEWAY, Admits, Admitted, Door, Roles
-from autoscaler.serve import ENDPOINTS, ContractServer
+from autoscaler.server import auth
+from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Admitted, Door, Roles
+from autoscaler.server.gateways import ENDPOINTS, ContractServer
 from gateway.control.client import HttpLink
 from gateway.control.sync import LinkError
 from pilotlight import access, certificates, renewal
@@ -215,7 +215,7 @@ async def test_a_certificate_and_a_token_of_different_roles_open_nothing(tmp_pat
     ],
 )
 def test_the_common_name_counts_only_without_dns_names(certificate: dict[str, Any], roles: Roles) -> None:
-    assert door.certified(certificate, "a") == roles
+    assert auth.certified(certificate, "a") == roles
 
 
 async def test_a_token_that_somebody_else_vouches_for_is_let_in_beside_the_shared_secret(
@@ -269,7 +269,7 @@ async def test_a_wrong_token_or_none_is_refused_without_a_detail_and_told_once_o
 
 
 async def test_who_is_sent_away_is_told_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    times_s = iter((0.0, 1.0, door.SAY_EVERY_S - 1, door.SAY_EVERY_S, door.SAY_EVERY_S + 1))
+    times_s = iter((0.0, 1.0, auth.SAY_EVERY_S - 1, auth.SAY_EVERY_S, auth.SAY_EVERY_S + 1))
     one = Door(lambda: (TOKEN,), lambda: next(times_s))
     assert one.roles(f"Bearer {TOKEN}") == BOTH
     assert one.roles(f"bearer {TOKEN}") == BOTH

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from autoscaler.catalogue import model_entry
 from autoscaler.contract import (
     AdapterEntry,
     CatalogueDelta,
@@ -16,13 +15,14 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
-from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.engines import launch
-from autoscaler.engines.launching import LAUNCHER
+from autoscaler.engines.command_line import LAUNCHER
 from autoscaler.engines.xllamacpp_server import parse
-from autoscaler.model import Adapter, EngineName, Model, ModelSpec
-from autoscaler.podspec import API_VERSION
-from autoscaler.rules import ADAPTERS_MAX
+from autoscaler.routing.catalogue import model_entry
+from autoscaler.spec.load import DocumentError, Documents, load, to_yaml
+from autoscaler.spec.model import Adapter, EngineName, Model, ModelSpec
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.rules import ADAPTERS_MAX
 from gateway.errors import CallError, model_not_found
 from gateway.http.body import Pieces
 from gateway.request.api_routes import Operation, lookup

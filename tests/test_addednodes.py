@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from autoscaler.leases import Offer
 from autoscaler.providers.new_nodes import Shape, Terms, of_kinds, offer, shape
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, Price, Settings
-from autoscaler.taints import Taint
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Price, Settings
+from autoscaler.state.leases import Offer
+from autoscaler.state.taints import Taint
 from tests.kit.worlds import GI
 
 QUEUED = Terms(2, 300.0, bought="spot")

@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.admitting import KEYS_MAX, Admitting
-from autoscaler.foretold import Coming
-from autoscaler.packing import Choice
-from autoscaler.podspec import Toleration
-from autoscaler.rulings import admits, barred
-from autoscaler.taints import Taint
-from autoscaler.world import NodeId, Slice
+from autoscaler.placement.index.node_filter import KEYS_MAX, Admitting
+from autoscaler.placement.model.predicates import admits, barred
+from autoscaler.placement.model.types import Choice
+from autoscaler.spec.pod import Toleration
+from autoscaler.state.node_labels import Coming
+from autoscaler.state.taints import Taint
+from autoscaler.state.world import NodeId, Slice
 from tests.kit.budget import examples
 from tests.kit.worlds import device
 

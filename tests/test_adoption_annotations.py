@@ -9,16 +9,16 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.adoption.annotations import AnnotationError, Hand, Others, aged, hand_of, model_of
-from autoscaler.drivers.kubernetes.adoption.seen import (
+from autoscaler.drivers.kubernetes.adoption.objects import (
     WorkloadKey,
     WorkloadSeen,
     read_pod,
     read_scaler,
     read_workload,
 )
-from autoscaler.engines.table import default_slots
-from autoscaler.model import ADOPTED_HASH, Adopted, Model, ModelSpec, ReplicaRange
-from autoscaler.names import Origin, settle
+from autoscaler.spec.model import ADOPTED_HASH, Adopted, Model, ModelSpec, ReplicaRange
+from autoscaler.spec.names import Origin, settle
+from autoscaler.spec.table import default_slots
 from tests.kit.workload import KEY, annotated
 
 # --- annotations ------------------------------------------------------------------------------------------------------

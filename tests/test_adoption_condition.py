@@ -8,9 +8,9 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.adoption.annotations import Hand, Others, model_of
-from autoscaler.drivers.kubernetes.adoption.condition import AGAIN_S, NEWS_S, Sign, condition
-from autoscaler.drivers.kubernetes.adoption.seen import Left, Shown, WorkloadKey, WorkloadSeen, read_workload
-from autoscaler.drivers.kubernetes.conditions import MESSAGE_MAX, Said
+from autoscaler.drivers.kubernetes.adoption.objects import Left, Shown, WorkloadKey, WorkloadSeen, read_workload
+from autoscaler.drivers.kubernetes.adoption.status import AGAIN_S, NEWS_S, Sign, condition
+from autoscaler.kubernetes.resources.conditions import MESSAGE_MAX, Said
 from tests.kit.workload import annotated
 
 SET = WorkloadKey("StatefulSet", "default", "ada")

@@ -13,18 +13,18 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import contained
-from autoscaler.drivers.kubernetes import podevents
+from autoscaler.drivers.kubernetes import pod_events
 from autoscaler.drivers.kubernetes.adoption import driver, runner, workload
 from autoscaler.drivers.kubernetes.adoption.annotations import Others, model_of
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
-from autoscaler.drivers.kubernetes.adoption.seen import PodSeen, WorkloadSeen
-from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object
-from autoscaler.drivers.kubernetes.lease import Elector
-from autoscaler.drivers.kubernetes.unreadable import UnreadableObjects
-from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
-from autoscaler.model import Model
-from autoscaler.names import Origin
-from autoscaler.observations import FaultSeen, ReplicaSeen, Seen
+from autoscaler.drivers.kubernetes.adoption.objects import PodSeen, WorkloadSeen
+from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object
+from autoscaler.kubernetes.leader_election import Elector
+from autoscaler.kubernetes.unreadable import UnreadableObjects
+from autoscaler.kubernetes.watching import Change, Key, Watched
+from autoscaler.spec.model import Model
+from autoscaler.spec.names import Origin
+from autoscaler.state.events import FaultSeen, ReplicaSeen, Seen
 from pilotlight.cluster import Cluster, ClusterOptions
 from tests.kit.apiserver import Event, bookmark
 from tests.kit.observed import Observed, running
@@ -362,8 +362,8 @@ def test_a_change_that_a_callback_failed_to_take_is_reported_again() -> None:
 
 
 async def test_a_failed_mount_ends_the_start_of_an_adopted_pod_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podevents, "LOOK_S", 0.01)
-    monkeypatch.setattr(podevents, "IMAGE_S_MAX", 0.01)
+    monkeypatch.setattr(pod_events, "LOOK_S", 0.01)
+    monkeypatch.setattr(pod_events, "IMAGE_S_MAX", 0.01)
     monkeypatch.setattr(workload, "UNORDERED_S", 0.0)
     why = 'MountVolume.SetUp failed for volume "a" : secret "login" not found'
     async with serving("ada", "bob") as house:

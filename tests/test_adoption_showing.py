@@ -11,11 +11,11 @@ from typing import cast
 
 import pytest
 
-from autoscaler.drivers.kubernetes.adoption import showing
-from autoscaler.drivers.kubernetes.adoption.seen import Left, Shown, WorkloadKey
-from autoscaler.drivers.kubernetes.adoption.showing import Showing
-from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.conditions import Said
+from autoscaler.drivers.kubernetes.adoption import status_writer
+from autoscaler.drivers.kubernetes.adoption.objects import Left, Shown, WorkloadKey
+from autoscaler.drivers.kubernetes.adoption.status_writer import Showing
+from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.kubernetes.resources.conditions import Said
 from tests.kit.workload import annotated
 
 SAID = Said("pilotlight.dev/Adopted", "True", "Scaled", "m")
@@ -62,8 +62,8 @@ async def shows(server: Server) -> AsyncIterator[Showing]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pace."""
-    monkeypatch.setattr(showing, "PER_S", 1000.0)
-    monkeypatch.setattr(showing, "RETRY_S", 0.001)
+    monkeypatch.setattr(status_writer, "PER_S", 1000.0)
+    monkeypatch.setattr(status_writer, "RETRY_S", 0.001)
 
 
 def named(name: str) -> WorkloadKey:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler.compare import Case, compare
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.demand import Wanted
-from autoscaler.drivers.base import Observe
+from autoscaler.demand.desired_replicas import Wanted
+from autoscaler.drivers.driver import Observe
 from autoscaler.drivers.kubernetes.adoption.annotations import model_of
-from autoscaler.drivers.kubernetes.adoption.seen import (
-    WorkloadKey,
-)
+from autoscaler.drivers.kubernetes.adoption.objects import WorkloadKey
 from autoscaler.drivers.kubernetes.adoption.workload import UNORDERED_S, Mode
 from autoscaler.drivers.kubernetes.composite import CompositeDriver
-from autoscaler.fold import fold
-from autoscaler.model import ADOPTED_HASH, Model, ModelSpec
-from autoscaler.observations import DocumentsSeen, ReplicaSeen, Seen, Synced
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica, World
+from autoscaler.fold.fold import fold
+from autoscaler.planner.reconcile import Case, compare
+from autoscaler.spec.model import ADOPTED_HASH, Model, ModelSpec
+from autoscaler.state.events import DocumentsSeen, ReplicaSeen, Seen, Synced
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Replica, World
 from tests.kit.workload import Bench, annotated, running
 
 # --- which pod is which Replica ---------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from aiohttp import web
 from pytest_aiohttp import AiohttpClient
 
 from autoscaler.contract import NODE_EXPIRY_S, NODE_PERIOD_S, DeviceReport, NodeReport, PodDevices, PodUse
-from autoscaler.door import Door
-from autoscaler.drivers.nvml import Gpu
-from autoscaler.nodeintake import NODE_BYTES_MAX, PEER_CHARS_MAX
-from autoscaler.ordered import NodeReported
-from autoscaler.serve import ContractServer
+from autoscaler.drivers.local.nvml import Gpu
+from autoscaler.server.agents import NODE_BYTES_MAX, PEER_CHARS_MAX
+from autoscaler.server.auth import Door
+from autoscaler.server.gateways import ContractServer
+from autoscaler.state.operator_orders import NodeReported
 from pilotlight import agent_process, nodelook, nodeway
 from pilotlight.agent import reporter as agent_room
 from pilotlight.agent.kubelet.sockets import pod_uid

@@ -19,7 +19,7 @@ from artifacts.credentials import docker_config
 from artifacts.credentials.docker_config import Config, Login
 from artifacts.errors import PolicyError
 from artifacts.protobuf import ProtobufError, messages, text, written
-from autoscaler.nodewants import ImageWant, NodeWants
+from autoscaler.agent_contract import ImageWant, NodeWants
 from pilotlight.agent.kubelet import image_pull as images
 from pilotlight.agent.kubelet import sockets
 from pilotlight.agent.kubelet.image_pull import (

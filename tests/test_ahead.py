@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import AcquireLease, StartReplica
-from autoscaler.ahead import AHEAD_S, LOOK_S, Floor, floor
-from autoscaler.demand import quiet, wanted
-from autoscaler.expected import WrongKeyError
-from autoscaler.leases import LeasesSeen, Offer, OffersSeen
-from autoscaler.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
-from autoscaler.observations import ClockSeen
-from autoscaler.plan import plan
-from autoscaler.rules import check_model
-from autoscaler.world import World
+from autoscaler.demand.desired_replicas import quiet, wanted
+from autoscaler.demand.schedule import AHEAD_S, LOOK_S, Floor, floor
+from autoscaler.planner.plan import plan
+from autoscaler.spec.decode import WrongKeyError
+from autoscaler.spec.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
+from autoscaler.spec.rules import check_model
+from autoscaler.state.actions import AcquireLease, StartReplica
+from autoscaler.state.events import ClockSeen
+from autoscaler.state.leases import LeasesSeen, Offer, OffersSeen
+from autoscaler.state.world import World
 from tests.kit.offered import acted, cloud, offer, offered, orders, shown, told
 from tests.kit.worlds import GI, T0, device, model, world
 

@@ -9,16 +9,16 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.documents import DocumentError, load
-from autoscaler.drivers.kubernetes import claims, cordons
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.inventory import Inventory
-from autoscaler.drivers.kubernetes.vocabulary import NODES
-from autoscaler.settings import Settings
+from autoscaler.drivers.kubernetes.inventory import node_cordons, resource_claims
+from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.constants import NODES
 from autoscaler.slicing.base import NodeFacts, Part, PodFields
-from autoscaler.slicing.dra import Dra, Got, instead
+from autoscaler.slicing.dra_claims import Dra, Got, instead
 from autoscaler.slicing.whereabouts import really
-from autoscaler.world import Slice, SliceId
+from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.settings import Settings
+from autoscaler.state.world import Slice, SliceId
 from tests.kit.apiserver import Event, Server
 from tests.kit.golden import agrees, pod
 from tests.kit.pools import DRIVER, cut_name, gpu, many, partitionable, resource_slice
@@ -68,9 +68,13 @@ async def asked(
         {"type": "Ready", "status": "True"},
     ]}}  # fmt: skip
     order = f'[{{"place": ["device", "{closed}"], "node": "{NODE}", "since_unix_s": 1}}]'
-    node["metadata"]["annotations"] = {cordons.ANNOTATION: order} if closed else {}
+    node["metadata"]["annotations"] = {node_cordons.ANNOTATION: order} if closed else {}
     published = resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1), gpu(2), gpu(3), many(4)])
-    there = {NODES: [node], claims.PUBLISHED: [meta(published)], claims.CLAIMS: [theirs(gone)] if gone else []}
+    there = {
+        NODES: [node],
+        resource_claims.PUBLISHED: [meta(published)],
+        resource_claims.CLAIMS: [theirs(gone)] if gone else [],
+    }
     settings = load([("a.yaml", NAMED % alternatives)]).settings if alternatives else Settings()
     inventory = Inventory(
         cast("Api", Paths(there)), "n", lambda: settings, is_ours=lambda _: False,

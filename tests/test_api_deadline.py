@@ -8,17 +8,9 @@ from typing import cast
 
 import pytest
 
-from autoscaler.drivers.kubernetes.access import Access
-from autoscaler.drivers.kubernetes.api import (
-    READ_S_MAX,
-    TRIES_MAX,
-    WRITE_S_MAX,
-    Api,
-    ApiError,
-    FencedError,
-    UnreachableError,
-)
-from autoscaler.drivers.kubernetes.budget import BURST, WRITES_PER_S, Budget
+from autoscaler.kubernetes.api import READ_S_MAX, TRIES_MAX, WRITE_S_MAX, Api, ApiError, FencedError, UnreachableError
+from autoscaler.kubernetes.budget import BURST, WRITES_PER_S, Budget
+from autoscaler.kubernetes.kubeconfig import Access
 from tests.sim import virtual
 
 

@@ -12,8 +12,8 @@ from typing import cast
 
 import pytest
 
-from autoscaler.drivers.kubernetes.access import Access
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
+from autoscaler.kubernetes.kubeconfig import Access
 from tests.kit.certificates import sides
 
 pytestmark = pytest.mark.standard

@@ -9,8 +9,8 @@ import pytest
 from artifacts import reference
 from artifacts.fetch import fetch
 from artifacts.reference import DOCKER, DOCKER_HOSTS
-from autoscaler import artifact
-from autoscaler.artifact import DOCKERS, STORED, named
+from autoscaler.spec import artifact
+from autoscaler.spec.artifact import DOCKERS, STORED, named
 from scripts.gates import SOURCES, name
 
 SUM = f"sha256:{'a' * 64}"

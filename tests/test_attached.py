@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from autoscaler.attached import GPU_COUNT, Site, memory_of, seen_on, selectors, sites
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, Settings
-from autoscaler.taints import Taint
+from autoscaler.capacity.attachable_nodes import GPU_COUNT, Site, memory_of, seen_on, selectors, sites
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
+from autoscaler.state.taints import Taint
 from tests.kit.worlds import GI, device, world
 
 T4 = NodeDevice(model="T4", memory_bytes=Bytes(16 * GI))

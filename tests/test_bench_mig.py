@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.mig_geometry import GEOMETRIES, Cut, layout
-from autoscaler.world import DeviceId
+from autoscaler.slicing.mig_geometry import GEOMETRIES, Cut, layout
+from autoscaler.state.world import DeviceId
 from bench.packing.mig import (
     LOAD,
     MIXES,

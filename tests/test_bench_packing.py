@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.yard import innocent
+from autoscaler.placement.index.index import innocent
 from bench.packing import openb
 from bench.packing.arrivals import Round, arrange
 from bench.packing.cluster import Cluster

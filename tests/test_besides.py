@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import StartReplica
-from autoscaler.drivers.kubernetes import nodes
-from autoscaler.drivers.kubernetes.hosts import Hosts, requested
-from autoscaler.explain import explain_model
-from autoscaler.fold import fold
-from autoscaler.hosts import CPU_MAX, Beside, Host
-from autoscaler.lessons import exercise
-from autoscaler.log import Log
-from autoscaler.model import Model
-from autoscaler.observations import HostsSeen, ReplicaSeen, Seen
-from autoscaler.plan import plan
-from autoscaler.podspec import PLACE, Resources
-from autoscaler.quantity import read_milli
-from autoscaler.world import History, NodeId, World
+from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.drivers.kubernetes.objects.node_resources import Hosts, requested
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.model import explain_model
+from autoscaler.fold.fold import fold
+from autoscaler.placement.learning.training import exercise
+from autoscaler.planner.plan import plan
+from autoscaler.spec.model import Model
+from autoscaler.spec.pod import PLACE, Resources
+from autoscaler.spec.quantity import read_milli
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.events import HostsSeen, ReplicaSeen, Seen
+from autoscaler.state.resources import CPU_MAX, Beside, Host
+from autoscaler.state.world import History, NodeId, World
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
 
 MI = 1 << 20

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.leases import Offer
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import (
     ATOMIC,
@@ -21,7 +20,8 @@ from autoscaler.providers.provisioning_request.objects import (
     assigned,
     listed,
 )
-from autoscaler.world import NodeId
+from autoscaler.state.leases import Offer
+from autoscaler.state.world import NodeId
 
 GRANTED = Condition(holds=True, reason="CapacityIsProvisioned", message="", since_unix_s=100.0)
 

@@ -118,7 +118,10 @@ ROWS: dict[str, tuple[str, ...]] = {
     "metric series of a gateway": ("gateway.telemetry.SERIES_MAX",),
     "permissions remembered": ("gateway.request.auth.RESOLVED_MAX",),
     "deltas not yet written to disk": ("gateway.control.sync.UNFOLDED_MAX",),
-    "one message of the contract": ("gateway.control.client.LINE_BYTES_MAX", "autoscaler.serve.REPORT_BYTES_MAX"),
+    "one message of the contract": (
+        "gateway.control.client.LINE_BYTES_MAX",
+        "autoscaler.server.gateways.REPORT_BYTES_MAX",
+    ),
     "between two tries for a lost autoscaler": ("gateway.control.sync.RETRY_S_MAX",),
     "starts at once on a Device": (),
     "a registry: connect, head, between two reads; a blob's pace": (),

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.podspec import Pod, Resources
 from autoscaler.providers.karpenter.provider import KarpenterNodes, uses
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import Provider, RefusedError
-from autoscaler.settings import NodeKind, Price
-from autoscaler.world import World
+from autoscaler.spec.pod import Pod, Resources
+from autoscaler.spec.settings import NodeKind, Price
+from autoscaler.state.world import World
 from tests.contracts.provider import ProviderContract, one, order, owned, release
 from tests.kit.played_karpenter import CLAIMS, NODES, POOLS, PlayedKarpenter, node_pool, played, pod
 from tests.kit.templates import T4_NODES

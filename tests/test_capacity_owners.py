@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autoscaler.ownership import Ownership, identity
 from autoscaler.providers.provider import RefusedError
+from autoscaler.spec.ownership import Ownership, identity
 from tests.contracts.provider import Rig, one, order, release
 from tests.kit.cro_rack import Rack
 from tests.kit.objects import PlayedServer

@@ -6,7 +6,6 @@ from typing import Literal
 
 import pytest
 
-from autoscaler.catalogue import front_settings, model_entry, tenant_entry
 from autoscaler.contract import (
     Clocks,
     FrontSettings,
@@ -17,10 +16,11 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
-from autoscaler.model import Model, ModelSpec, Queue
-from autoscaler.quantity import Bytes
-from autoscaler.settings import Cors, Settings, Stream
-from autoscaler.tenant import Key, Tenant, TenantSpec, unix_seconds
+from autoscaler.routing.catalogue import front_settings, model_entry, tenant_entry
+from autoscaler.spec.model import Model, ModelSpec, Queue
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import Cors, Settings, Stream
+from autoscaler.spec.tenant import Key, Tenant, TenantSpec, unix_seconds
 
 ACME = Tenant(name=TenantName("acme"))
 

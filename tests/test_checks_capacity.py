@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from autoscaler.documents import load
 from autoscaler.providers.kube import AnswerError, Object
-from autoscaler.settings import Settings
+from autoscaler.spec.load import load
+from autoscaler.spec.settings import Settings
 from pilotlight.checks import Finding
 from pilotlight.checks_capacity import APIS, Place, judge
 from tests.kit import certificates

@@ -8,21 +8,21 @@ from typing import Any, cast
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.kubernetes import claims as claims_
-from autoscaler.drivers.kubernetes import pods
-from autoscaler.drivers.kubernetes.api import STRATEGIC, Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.claims import Claims, ClaimSeen
-from autoscaler.drivers.kubernetes.decoding import Page
-from autoscaler.drivers.kubernetes.orders import Hears, Orders
-from autoscaler.drivers.kubernetes.pods import PodSeen
-from autoscaler.drivers.kubernetes.watching import Watched
-from autoscaler.ownership import ANYBODYS
-from autoscaler.podspec import Pod, Resources
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing
+from autoscaler.drivers.kubernetes.inventory import resource_claims as claims_
+from autoscaler.drivers.kubernetes.inventory.resource_claims import Claims, ClaimSeen
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects.pod import PodSeen
+from autoscaler.drivers.kubernetes.pod_writer import Hears, Orders
+from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.decoding import Page
+from autoscaler.kubernetes.watching import Watched
 from autoscaler.slicing.base import NodeFacts, Part, PodFields
-from autoscaler.slicing.dra import Dra, Got, common_claim
-from autoscaler.world import NodeId, Replica, SliceId
+from autoscaler.slicing.dra_claims import Dra, Got, common_claim
+from autoscaler.spec.ownership import ANYBODYS
+from autoscaler.spec.pod import Pod, Resources
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
+from autoscaler.state.world import NodeId, Replica, SliceId
 from tests.kit.golden import VERSIONS, validate
 from tests.kit.localrig import launch, replica
 from tests.kit.pools import DRIVER, gpu, partitionable, resource_slice
@@ -310,7 +310,7 @@ class Going(Server):
 async def test_a_start_whose_claim_goes_with_those_before_it_makes_it_anew(
     at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.drivers.kubernetes.orders.RETRY_S", 0.001)
+    monkeypatch.setattr("autoscaler.drivers.kubernetes.pod_writer.RETRY_S", 0.001)
     server = Going(at)
     made, heard, _ = orders(server)
     await made.create(*joins("r1"))

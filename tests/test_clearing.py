@@ -7,19 +7,12 @@ import asyncio
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.kubernetes import clearing, nodes
-from autoscaler.drivers.kubernetes.clearing import (
-    ASSUMED,
-    EXITED,
-    FORCED_S,
-    MEASURED,
-    UNPREPARED,
-    Clearing,
-    forced,
-)
-from autoscaler.drivers.kubernetes.nodes import NodeSeen
-from autoscaler.drivers.kubernetes.pods import PodSeen
-from autoscaler.world import SliceId
+from autoscaler.drivers.kubernetes import cleanup
+from autoscaler.drivers.kubernetes.cleanup import ASSUMED, EXITED, FORCED_S, MEASURED, UNPREPARED, Clearing, forced
+from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.drivers.kubernetes.objects.node import NodeSeen
+from autoscaler.drivers.kubernetes.objects.pod import PodSeen
+from autoscaler.state.world import SliceId
 
 RUNS = PodSeen(
     namespace="n", name="r", uid="u", replica=ReplicaId("r"), model=ModelName("a"), spec_hash="h", intent="i",
@@ -41,7 +34,7 @@ class Stage:
     """A clock, a node and a measurement that a test sets; a proof that it waits for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(clearing, "LOOK_S", 0.001)
+        monkeypatch.setattr(cleanup, "LOOK_S", 0.001)
         self.now_s = 100.0
         self.node: NodeSeen | None = node("b1")
         self.measured = False

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from autoscaler.documents import load
+from autoscaler.spec.load import load
 from loadtest import tinygguf
 from pilotlight import __main__, __version__
 from pilotlight.cli import COMPILED, cli

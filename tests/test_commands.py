@@ -20,19 +20,20 @@ from msgspec.structs import replace
 from openapi_spec_validator import validate
 from pytest_aiohttp import AiohttpClient
 
-from autoscaler import openapi, whatif
-from autoscaler.commands import Commands, local_origin
 from autoscaler.contract import ModelName, TenantName
-from autoscaler.drivers.base import CordonError
-from autoscaler.drivers.cordons import CordonFile
-from autoscaler.drivers.records import StateDirectory
-from autoscaler.log import Log
-from autoscaler.model import Adopted
-from autoscaler.ops import OperationsServer
-from autoscaler.ordered import Cordon, CordonsSeen, ModelStopped, ModelWoken, Place
-from autoscaler.settings import Settings
-from autoscaler.tenant import Key, Tenant, TenantSpec
-from autoscaler.world import World
+from autoscaler.drivers.driver import CordonError
+from autoscaler.drivers.local.cordon_file import CordonFile
+from autoscaler.drivers.local.state_directory import StateDirectory
+from autoscaler.explain.decision_log import Log
+from autoscaler.planner import what_if
+from autoscaler.server import openapi
+from autoscaler.server.operator_api import Commands, local_origin
+from autoscaler.server.ops import OperationsServer
+from autoscaler.spec.model import Adopted
+from autoscaler.spec.settings import Settings
+from autoscaler.spec.tenant import Key, Tenant, TenantSpec
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, ModelStopped, ModelWoken, Place
+from autoscaler.state.world import World
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
 
@@ -95,7 +96,7 @@ async def test_every_order_answers_as_its_description_says(aiohttp_client: Aioht
     described = await (await client.get(openapi.PATH)).json()
     validate(described)
     posts = {path: item["post"] for path, item in described["paths"].items() if "post" in item}
-    orders = [(path, post) for path, post in posts.items() if path != whatif.PATH]
+    orders = [(path, post) for path, post in posts.items() if path != what_if.PATH]
     assert len(orders) == 8
     for path, operation in orders:
         names = {"models": "org/b", "devices": "n0/gpu1", "nodes": "n0"}
@@ -313,7 +314,7 @@ async def test_an_order_that_cannot_be_kept_is_not_in_force(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("autoscaler.drivers.cordons.replace_file", full)
+    monkeypatch.setattr("autoscaler.drivers.local.cordon_file.replace_file", full)
     with pytest.raises(CordonError, match=r"cordons.json cannot be written \(No space left on device\)"):
         await kept.put(Cordon(place=Place("device", "gpu0"), node="n0", since_s=0.0))
     assert not seen

@@ -8,18 +8,22 @@ from collections.abc import Collection
 import pytest
 from msgspec.structs import replace
 
-from autoscaler import api, explain, publish
-from autoscaler.actions import DrainReplica
-from autoscaler.containment import CULPRITS_MAX, culprits
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, ReplicaUse, Report
+from autoscaler.controller.containment import CULPRITS_MAX, culprits
+from autoscaler.controller.loop import RETRY_S_MAX
 from autoscaler.drivers.contained import persist
+from autoscaler.explain import model as explain
+from autoscaler.explain.decision_log import Log
 from autoscaler.faults import described
-from autoscaler.fold_faults import TRIAL_S
-from autoscaler.log import Log
-from autoscaler.loop import RETRY_S_MAX
-from autoscaler.masking import masked, supposing
-from autoscaler.model import Model, Start
-from autoscaler.observations import (
+from autoscaler.fold.faults import TRIAL_S
+from autoscaler.fold.masking import masked, supposing
+from autoscaler.planner.plan import plan
+from autoscaler.queries.views import Row
+from autoscaler.routing import routes
+from autoscaler.server import api
+from autoscaler.spec.model import Model, Start
+from autoscaler.state.actions import DrainReplica
+from autoscaler.state.events import (
     DocumentsSeen,
     FaultSeen,
     FollowingSeen,
@@ -30,11 +34,9 @@ from autoscaler.observations import (
     Seen,
     Tick,
 )
-from autoscaler.ordered import ModelStopped, ModelWoken
-from autoscaler.plan import plan
-from autoscaler.states import ReplicaState as S
-from autoscaler.views import Row
-from autoscaler.world import History, Replica, World
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import ModelStopped, ModelWoken
+from autoscaler.state.world import History, Replica, World
 from tests.kit.faults import POINTS, InjectedError, concerns, inject
 from tests.kit.observed import seen_of
 from tests.kit.steps import SteppedLoop
@@ -98,7 +100,7 @@ def test_a_fault_is_described_in_one_printable_line() -> None:
 def test_of_two_models_the_one_is_at_fault_that_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """To evict `big` raises; only when `b` needs its room."""
     big = model("big", 20)
-    inject(monkeypatch, "autoscaler.shelves:evictable_s", concerns("big"))
+    inject(monkeypatch, "autoscaler.placement.model.bins:evictable_s", concerns("big"))
     busy = [gateway(levels=[level("b", 1, wait_s=99.0)])]
     loop = SteppedLoop(world([big, B], [device("gpu0", 24)], [replica(big, "r")], busy, USED))
     assert set(loop.step(Tick()).faults) == {"big"}
@@ -158,36 +160,36 @@ def seen(loop: SteppedLoop, of: Model) -> list[ReplicaSeen]:
 
 
 def publish_all(loop: SteppedLoop) -> None:
-    loop.loop.contained("publish", publish.catalogue_full)
-    loop.loop.contained("publish", lambda at: publish.routes_full(at, GatewayId("g1"), loop.now_s))
+    loop.loop.contained("publish", routes.catalogue_full)
+    loop.loop.contained("publish", lambda at: routes.routes_full(at, GatewayId("g1"), loop.now_s))
 
 
 def test_a_cold_models_calls_are_refused_and_not_to_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    inject(monkeypatch, "autoscaler.demand:wanted", concerns("b"))
+    inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", concerns("b"))
     loop = stepped()
     after = loop.step(called(A, B))
-    route = publish.model_route(after, B.name, T0, GatewayId("g1"))
+    route = routes.model_route(after, B.name, T0, GatewayId("g1"))
     assert route is not None
     assert route.refusal is not None
     assert (route.state, route.refusal.code, route.refusal.retry_after_s) == ("failed", "model_faulty", 60.0)
-    other = publish.model_route(after, A.name, T0, GatewayId("g1"))
+    other = routes.model_route(after, A.name, T0, GatewayId("g1"))
     assert other is not None
     assert other.refusal is None
 
 
 def test_routes_change_when_a_quarantine_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = inject(monkeypatch, "autoscaler.demand:wanted", concerns("b"))
+    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", concerns("b"))
     loop, g1 = stepped(), GatewayId("g1")
     before = loop.loop.world
     after = loop.step(called(B))
-    told = publish.routes_delta(before, after, g1, T0)
+    told = routes.routes_delta(before, after, g1, T0)
     assert told is not None
     assert told.version > before.version
     assert [one.refusal is not None for one in told.models if one.model == "b"] == [True]
     faults.stop()
     loop.now_s += 61.0
     later = loop.step(Tick())
-    told = publish.routes_delta(after, later, g1, loop.now_s)
+    told = routes.routes_delta(after, later, g1, loop.now_s)
     assert told is not None
     assert [one.refusal for one in told.models if one.model == "b"] == [None]
 
@@ -195,7 +197,7 @@ def test_routes_change_when_a_quarantine_begins_and_ends(monkeypatch: pytest.Mon
 def test_it_is_tried_again_after_one_two_four_minutes_and_half_an_hour_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    faults = inject(monkeypatch, "autoscaler.demand:wanted", concerns("b"))
+    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", concerns("b"))
     loop, lasted = stepped(), list[float]()
     for _ in range(7):
         loop.step(called(B, now_s=loop.now_s))
@@ -212,7 +214,11 @@ def test_it_is_tried_again_after_one_two_four_minutes_and_half_an_hour_at_most(
 
 
 def test_a_changed_document_ends_the_quarantine_and_forgets_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    inject(monkeypatch, "autoscaler.demand:wanted", lambda _, of, __: of.name == "b" and not of.spec.aliases)
+    inject(
+        monkeypatch,
+        "autoscaler.demand.desired_replicas:wanted",
+        lambda _, of, __: of.name == "b" and not of.spec.aliases,
+    )
     loop = stepped()
     loop.step(called(B))
     assert loop.step(DocumentsSeen(models=(A, B, C))).faults
@@ -222,7 +228,7 @@ def test_a_changed_document_ends_the_quarantine_and_forgets_the_fault(monkeypatc
 
 
 def test_wake_ends_the_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = inject(monkeypatch, "autoscaler.demand:wanted", concerns("b"))
+    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", concerns("b"))
     loop = stepped()
     loop.step(called(B))
     faults.stop()
@@ -234,7 +240,7 @@ def test_wake_ends_the_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_observations_of_a_quarantined_model_are_folded_when_its_quarantine_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    faults = inject(monkeypatch, "autoscaler.fold_replicas:seen", concerns("b"))
+    faults = inject(monkeypatch, "autoscaler.fold.replicas:seen", concerns("b"))
     loop = stepped(replica(B, "rb", ["gpu1"], state=S.STARTING))
     loop.step(*seen(loop, B))
     faults.stop()
@@ -243,7 +249,7 @@ def test_observations_of_a_quarantined_model_are_folded_when_its_quarantine_ends
 
 
 def test_an_operator_can_stop_a_quarantined_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    inject(monkeypatch, "autoscaler.demand:wanted", concerns("b"))
+    inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", concerns("b"))
     loop = stepped(replica(B, "rb"))
     loop.step(called(B))
     assert loop.step(ModelStopped(model=B.name)).replicas[ReplicaId("rb")].state is S.DRAINING
@@ -251,7 +257,7 @@ def test_an_operator_can_stop_a_quarantined_model(monkeypatch: pytest.MonkeyPatc
 
 def test_a_faulty_document_leaves_the_one_before_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
-    faults = inject(monkeypatch, "autoscaler.fold:corrected", lambda of, _: of.name == "b" and of.spec.paused)
+    faults = inject(monkeypatch, "autoscaler.fold.fold:corrected", lambda of, _: of.name == "b" and of.spec.paused)
     changed = [replace(one, spec=replace(one.spec, paused=True)) for one in (A, B, C)]
     after = loop.step(DocumentsSeen(models=tuple(changed)))
     assert [after.models[one.name].spec.paused for one in (A, B, C)] == [True, False, True]
@@ -263,7 +269,7 @@ def test_a_faulty_document_leaves_the_one_before_in_force(monkeypatch: pytest.Mo
 
 def test_a_fault_that_no_model_explains_keeps_the_last_plan_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
-    faults = inject(monkeypatch, "autoscaler.deficits:settle", lambda *_: True)
+    faults = inject(monkeypatch, "autoscaler.provisioning.provisioner:settle", lambda *_: True)
     after = loop.step(called(A))
     assert after.degraded.startswith("plan: InjectedError in ")
     assert (started(loop), after.faults, faults.reported) == ([], {}, [(None, "plan")])
@@ -276,7 +282,7 @@ def test_a_fault_that_no_model_explains_keeps_the_last_plan_and_is_retried(monke
 
 def test_an_observation_that_cannot_be_folded_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
-    faults = inject(monkeypatch, "autoscaler.fold_reports:gateway_seen", lambda *_: True)
+    faults = inject(monkeypatch, "autoscaler.fold.gateway_reports:gateway_seen", lambda *_: True)
     after = loop.step(GatewaySeen(gateway=GatewayId("g2")), called(A))
     assert after.degraded.startswith("fold: InjectedError in ")
     assert (after.loads[A.name].waiting, started(loop)) == (1, ["a"]), "all else goes on"
@@ -291,7 +297,7 @@ def test_slots_that_calls_of_a_faulty_model_use_do_not_count_as_free(monkeypatch
     loop = stepped(replica(B, "rb", ["gpu1"], state=S.READY))
     use = ReplicaUse(replica=ReplicaId("rb"), hold=1, in_use=1)
     levels = (level("a", 1), level("b", 0, 1))
-    inject(monkeypatch, "autoscaler.fold_reports:_comes_back", lambda _draft, name, *_: name == "b")
+    inject(monkeypatch, "autoscaler.fold.gateway_reports:_comes_back", lambda _draft, name, *_: name == "b")
     report = Report(gateway=GatewayId("g1"), boot="b", sequence=2, epoch=1, levels=levels, replicas=(use,))
     after = loop.step(Reported(report=report))
     assert set(after.faults) == {"b"}
@@ -302,7 +308,7 @@ def test_an_observation_of_the_same_thing_replaces_one_that_could_not_be_folded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a replica that is gone would come back when the older observation is folded."""
-    faults = inject(monkeypatch, "autoscaler.fold_replicas:seen", lambda _, one: one.seen is Seen.READY)
+    faults = inject(monkeypatch, "autoscaler.fold.replicas:seen", lambda _, one: one.seen is Seen.READY)
     loop = stepped(replica(B, "rb", ["gpu1"]))
     one = loop.loop.world.replicas[ReplicaId("rb")]
     loop.step(seen_of(one, Seen.READY), seen_of(one, Seen.EXITED), seen_of(one, Seen.CLEAN, proof="exited"))
@@ -314,7 +320,7 @@ def test_an_observation_of_the_same_thing_replaces_one_that_could_not_be_folded(
 def test_observations_of_two_gateways_do_not_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
     loop.step(*(GatewaySeen(gateway=GatewayId(name)) for name in ("g2", "g3")))
-    faults = inject(monkeypatch, "autoscaler.fold_reports:gateway_gone", lambda *_: True)
+    faults = inject(monkeypatch, "autoscaler.fold.gateway_reports:gateway_gone", lambda *_: True)
     loop.step(*(GatewayGone(gateway=GatewayId(name)) for name in ("g2", "g3")))
     faults.stop()
     loop.now_s += RETRY_S_MAX
@@ -335,7 +341,9 @@ def test_what_could_not_be_done_is_forgotten_when_the_leadership_changes(monkeyp
 
 def test_many_models_at_fault_do_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = [model(f"x{number}", 1) for number in range(2 * CULPRITS_MAX + 3)]
-    faults = inject(monkeypatch, "autoscaler.demand:wanted", lambda _, one, *__: one.name.startswith("x"))
+    faults = inject(
+        monkeypatch, "autoscaler.demand.desired_replicas:wanted", lambda _, one, *__: one.name.startswith("x")
+    )
     loop = SteppedLoop(world([A, *bad], DEVICES))
     for _ in range(4):
         loop.step(called(A, *bad, now_s=loop.now_s))
@@ -347,7 +355,7 @@ def test_many_models_at_fault_do_not_stop_the_others(monkeypatch: pytest.MonkeyP
 
 
 def test_a_new_model_whose_document_raises_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = inject(monkeypatch, "autoscaler.fold:corrected", lambda one, _: one.name == "b" and one.memory_bytes)
+    faults = inject(monkeypatch, "autoscaler.fold.fold:corrected", lambda one, _: one.name == "b" and one.memory_bytes)
     loop = SteppedLoop(world([A], DEVICES))
     after = loop.step(DocumentsSeen(models=(A, B, C)), called(C))
     assert set(after.models) == {"a", "b", "c"}
@@ -375,7 +383,7 @@ def test_a_driver_that_raises_for_one_model_serves_the_others(order: str, monkey
 
 
 def test_a_driver_reports_a_fault_by_an_observation(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = inject(monkeypatch, "autoscaler.demand:wanted", lambda *_: False)
+    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", lambda *_: False)
     loop = stepped()
     after = loop.step(FaultSeen(model=B.name, reason="KeyError: 7"), FaultSeen(model=ModelName(""), reason="OSError"))
     assert (after.faults[B.name].reason, after.degraded) == ("KeyError: 7", "driver: OSError")
@@ -384,7 +392,7 @@ def test_a_driver_reports_a_fault_by_an_observation(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_listener_that_raises_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = inject(monkeypatch, "autoscaler.demand:wanted", lambda *_: False)
+    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", lambda *_: False)
     loop, works = stepped(), [False]
 
     def listener(_: object) -> None:
@@ -406,7 +414,7 @@ def test_memory_errors_are_not_contained(monkeypatch: pytest.MonkeyPatch) -> Non
     def exhausted(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("autoscaler.demand.wanted", exhausted)
+    monkeypatch.setattr("autoscaler.demand.desired_replicas.wanted", exhausted)
     with pytest.raises(MemoryError):
         stepped().step(called(A))
 
@@ -443,13 +451,16 @@ def test_a_memory_error_ends_a_task_of_a_driver(error: Exception) -> None:
 # --- what people and programs read ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("point", ["autoscaler.demand:wanted", "autoscaler.explain:_why", "autoscaler.api:idle_s"])
+@pytest.mark.parametrize(
+    "point",
+    ["autoscaler.demand.desired_replicas:wanted", "autoscaler.explain.model:_why", "autoscaler.server.api:idle_s"],
+)
 def test_status_and_explain_show_the_fault_and_all_other_models(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, point, concerns("b"))
     loop = stepped(replica(C, "rc"))
     loop.step(called(A, B))
     if point.endswith("idle_s"):
-        monkeypatch.setattr("autoscaler.api.idle_s", refuses_b)
+        monkeypatch.setattr("autoscaler.server.api.idle_s", refuses_b)
     now_s, planned = loop.now_s, loop.loop.plan
 
     def rows(at: World) -> tuple[Row, ...]:

@@ -18,14 +18,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
-from autoscaler import serve
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta
-from autoscaler.fold_reports import GONE_KEPT_S, UNWATCHED_SILENT_S
-from autoscaler.loop import TICK_S_MAX, Loop
-from autoscaler.model import Model
-from autoscaler.observations import DocumentsSeen, GatewayGone
-from autoscaler.serve import GATEWAYS_MAX, ContractServer, Feed, take_report
-from autoscaler.world import World
+from autoscaler.controller.loop import TICK_S_MAX, Loop
+from autoscaler.fold.gateway_reports import GONE_KEPT_S, UNWATCHED_SILENT_S
+from autoscaler.server import gateways
+from autoscaler.server.gateways import GATEWAYS_MAX, ContractServer, Feed, take_report
+from autoscaler.spec.model import Model
+from autoscaler.state.events import DocumentsSeen, GatewayGone
+from autoscaler.state.world import World
 from tests.kit.steps import IdleDriver, SteppedLoop
 from tests.kit.waiting import until
 from tests.kit.worlds import device, gateway, level, model, replica, world
@@ -88,18 +88,18 @@ def test_a_report_that_repeats_the_last_has_nothing_decided_before_the_next_tick
         loop.listeners.append(lambda step: decided_s.append(step.started_s))
         task = asyncio.create_task(loop.run())
         await asyncio.sleep(0)
-        serve.take_report(loop, report(waiting=2))
+        gateways.take_report(loop, report(waiting=2))
         await asyncio.sleep(0.1)
         decided_s.clear()
         for sequence in range(3, 12):
-            serve.take_report(loop, report(sequence=sequence, waiting=2))
+            gateways.take_report(loop, report(sequence=sequence, waiting=2))
             await asyncio.sleep(0.05)
         assert not decided_s
         last_s = clock() - 0.05
-        serve.take_report(loop, report(sequence=12, waiting=3))
+        gateways.take_report(loop, report(sequence=12, waiting=3))
         await asyncio.sleep(0.05)
         assert len(decided_s) == 1
-        serve.take_report(loop, report(sequence=13, waiting=3))
+        gateways.take_report(loop, report(sequence=13, waiting=3))
         said_s = clock()
         await asyncio.sleep(TICK_S_MAX)
         assert last_s < loop.world.gateways[GatewayId("g1")].seen_s == said_s, "it is as old as when it came"
@@ -174,7 +174,7 @@ async def test_routes_begin_with_everything_and_go_on_with_what_changed(aiohttp_
 async def test_a_quiet_stream_says_that_the_leader_lives(
     aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(gateways, "HEARTBEAT_S", 0.02)
     client = await aiohttp_client(ContractServer(stepped().loop).application())
     for path, kind in (("/v1/routes?gateway=g1&boot=b", RoutesDelta), ("/v1/catalogue", CatalogueDelta)):
         response = await client.get(path)
@@ -192,7 +192,7 @@ async def test_no_catalogue_is_told_before_the_documents_are_known() -> None:
     """A gateway that heard of an empty one would say of every Model that there is no such."""
     loop = SteppedLoop(World(epoch=1))
     async with contextlib.aclosing(Feed(loop.loop).catalogue()) as messages:
-        assert await anext(messages) == serve.BLANK
+        assert await anext(messages) == gateways.BLANK
         loop.loop.observe([documents()])
         loop.step()
         whole = msgspec.json.decode(await anext(messages), type=CatalogueDelta)

@@ -6,9 +6,9 @@ import asyncio
 
 from autoscaler.contract import ModelName
 from autoscaler.engines import LLAMA_CPP
-from autoscaler.model import Gpu, Model, ModelSpec
-from autoscaler.observations import DocumentsSeen, Synced
-from autoscaler.world import World
+from autoscaler.spec.model import Gpu, Model, ModelSpec
+from autoscaler.state.events import DocumentsSeen, Synced
+from autoscaler.state.world import World
 from pilotlight.cpubound import NAMED_MAX, NO_GPU, CpuBound
 from tests.kit.steps import SteppedLoop
 from tests.kit.waiting import until

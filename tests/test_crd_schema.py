@@ -13,12 +13,12 @@ import msgspec
 import pytest
 import yaml
 
-from autoscaler.crds import LATER, MODEL, TENANT, Kind, files
-from autoscaler.crds.__main__ import field_docs
-from autoscaler.crds.rules import RULES
-from autoscaler.crds.structural import Schema
-from autoscaler.model import Gpu, ModelSpec
-from autoscaler.not_yet import KEYS
+from autoscaler.schema.cel_rules import RULES
+from autoscaler.schema.crds import LATER, MODEL, TENANT, Kind, files
+from autoscaler.schema.structural import Schema
+from autoscaler.schema.write_crds import field_docs
+from autoscaler.spec.model import Gpu, ModelSpec
+from autoscaler.spec.validation import KEYS
 
 FOLDER = Path(__file__).parent.parent / "charts" / "pilotlight" / "crds"
 
@@ -43,7 +43,7 @@ def _below(schema: Schema, at: str) -> Iterator[tuple[str, Schema]]:
 
 def test_the_checked_in_definitions_are_what_is_generated() -> None:
     found = {path.name: path.read_text() for path in FOLDER.glob("*.yaml")}
-    assert found == files(field_docs), "run `python -m autoscaler.crds charts/pilotlight/crds`"
+    assert found == files(field_docs), "run `python -m autoscaler.schema.write_crds charts/pilotlight/crds`"
 
 
 @pytest.mark.parametrize("kind", [MODEL, TENANT], ids=lambda kind: kind.name)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from autoscaler.cron import begins, parse, zone_of
+from autoscaler.spec.cron import begins, parse, zone_of
 
 DAY_S = 86_400.0
 

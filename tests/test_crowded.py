@@ -10,22 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler import stranded
-from autoscaler.actions import DrainReplica, StartReplica, StopReplica
 from autoscaler.contract import ReplicaId
-from autoscaler.crowded import crowded, leaving
-from autoscaler.drivers.kubernetes.happenings import Happening, happenings
-from autoscaler.explain import explain_model
-from autoscaler.fold import Observation, fold
-from autoscaler.log import Log
-from autoscaler.observations import Seen
-from autoscaler.plan import plan
-from autoscaler.slicing import table, taken
-from autoscaler.slicing.dra import Got
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.model import explain_model
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.kubernetes.resources.event_log import Happening, happenings
+from autoscaler.planner.plan import plan
+from autoscaler.queries import stranded_pods
+from autoscaler.queries.overcommit import crowded, leaving
+from autoscaler.slicing import registry, usage
+from autoscaler.slicing.dra_claims import Got
 from autoscaler.slicing.hami import Held
 from autoscaler.slicing.whereabouts import really
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Gateway, Replica, Slice, SliceId, World
+from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
+from autoscaler.state.events import Seen
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Gateway, Replica, Slice, SliceId, World
 from tests.kit.budget import examples
 from tests.kit.folding import after
 from tests.kit.observed import seen_of
@@ -170,12 +170,12 @@ def test_who_goes_is_not_taken_back_and_its_node_is_tried_again_at_once_but_not_
     there = both(("n/x", ()), ("n/x", ("n/y",)))
     now, _ = after(there, *plan(there, T0).actions)
     assert not [one for one in plan(now, T0).actions if not isinstance(one, StartReplica)], "nor revived"
-    assert not stranded.avoided(now, B.name, T0)
+    assert not stranded_pods.avoided(now, B.name, T0)
     again = replica(B, "b2", ["n/x"], chosen=(SliceId("n/y"),), created_s=T0)
     later = replace(now, replicas={ReplicaId("a"): there.replicas[ReplicaId("a")], again.id: again})
     later = world((A, B), BIG, later.replicas.values(), gateways=there.gateways.values(), shuns=now.shuns)
     later, _ = after(later, *plan(later, T0).actions)
-    assert stranded.avoided(later, B.name, T0) == ("n0",)
+    assert stranded_pods.avoided(later, B.name, T0) == ("n0",)
 
 
 # --- pods of others --------------------------------------------------------------------------------------------------
@@ -183,8 +183,8 @@ def test_who_goes_is_not_taken_back_and_its_node_is_tried_again_at_once_but_not_
 
 def hami(*held: Held, count: int = 10) -> tuple[Slice, ...]:
     """Two cards of 80Gi, of which others have these."""
-    there = table.inventory(hami_node(card(count=count), card("GPU-bbbb")))
-    return taken.left(there, taken.of_cards(NODE, held))[0]
+    there = registry.inventory(hami_node(card(count=count), card("GPU-bbbb")))
+    return usage.left(there, usage.of_cards(NODE, held))[0]
 
 
 def test_case_23_what_others_have_of_a_card_counts_also_where_ours_was_first() -> None:
@@ -205,7 +205,7 @@ def test_a_claim_of_ours_of_which_nothing_is_known_yet_evicts_nobody() -> None:
     slices = hami()
     counted = slices[0].counted
     for ours, many in ((True, 0), (False, 1)):
-        left, _ = taken.left(slices, [(counted, taken.Taken(None, ours=ours))])
+        left, _ = usage.left(slices, [(counted, usage.Taken(None, ours=ours))])
         assert left[0].theirs == many
 
 
@@ -272,8 +272,8 @@ def _acted(there: World, now_s: float) -> World:
 
 # --- what a pod really has -------------------------------------------------------------------------------------------
 
-HAMI = {one.id: one for one in table.inventory(hami_node(card(), card("GPU-bbbb")))}
-NPU = {one.id: one for one in table.inventory(npu_node("NPU-1", "NPU-2"))}
+HAMI = {one.id: one for one in registry.inventory(hami_node(card(), card("GPU-bbbb")))}
+NPU = {one.id: one for one in registry.inventory(npu_node("NPU-1", "NPU-2"))}
 WHOLE = {
     SliceId(f"{node}/gpu{at}"): replace(device(f"{node}/gpu{at}", 80, node), handle="nvidia.com/gpu", shared=False)
     for node in ("n1", "n2")

@@ -6,19 +6,19 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.cut_sites import possible
-from autoscaler.cuts import CUT_S_MAX, TRIES_MAX, profiles
-from autoscaler.cutting import EVERY_S, NODE_EVERY_S, NODES_MAX, WAIT_S, WANTS_MAX, cut
-from autoscaler.fitting import misfits
-from autoscaler.hosts import Host
-from autoscaler.model import Gpu
-from autoscaler.packing import Force, Missing
-from autoscaler.plan import plan
-from autoscaler.podspec import Pod
-from autoscaler.shelves import want_of
-from autoscaler.sizing import spare_bytes
-from autoscaler.taints import Taint
-from autoscaler.world import NodeId, World
+from autoscaler.placement.mig_candidates import possible
+from autoscaler.placement.model.bins import want_of
+from autoscaler.placement.model.types import Force, Missing
+from autoscaler.planner.plan import plan
+from autoscaler.provisioning.feasibility import misfits
+from autoscaler.queries.mig_status import CUT_S_MAX, TRIES_MAX, profiles
+from autoscaler.queries.sizing import spare_bytes
+from autoscaler.rearrange.mig_repartition import EVERY_S, NODE_EVERY_S, NODES_MAX, WAIT_S, WANTS_MAX, cut
+from autoscaler.spec.model import Gpu
+from autoscaler.spec.pod import Pod
+from autoscaler.state.resources import Host
+from autoscaler.state.taints import Taint
+from autoscaler.state.world import NodeId, World
 from tests.kit.recut import PRODUCT, SMALL, asked, beside, cores, cuttable, many, order, slices, town, why
 from tests.kit.worlds import T0, device, gateway, level, model, world
 

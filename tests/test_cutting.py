@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.actions import Acted
-from autoscaler.cuts import CUT_S_MAX, RETRY_S, TRIES_MAX, config_of, configs_of, profiles
-from autoscaler.cuttable import CutRefused, Cuttable, CuttableSeen
-from autoscaler.cutting import EVERY_S, NODE_EVERY_S, WAIT_S, laid_out
-from autoscaler.fitting import misfits
-from autoscaler.fold import fold
-from autoscaler.fold_cutting import REFUSED_S
-from autoscaler.mig_packing import Fleet, Found
-from autoscaler.observations import LeadingSeen
-from autoscaler.operators import closed
-from autoscaler.ordered import Cordon, Place
-from autoscaler.plan import plan
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import History, SliceId
+from autoscaler.fold.fold import fold
+from autoscaler.fold.mig import REFUSED_S
+from autoscaler.planner.plan import plan
+from autoscaler.provisioning.feasibility import misfits
+from autoscaler.queries.cordons import closed
+from autoscaler.queries.mig_status import CUT_S_MAX, RETRY_S, TRIES_MAX, config_of, configs_of, profiles
+from autoscaler.rearrange.mig_repartition import EVERY_S, NODE_EVERY_S, WAIT_S, laid_out
+from autoscaler.slicing.mig_placement import Fleet, Found
+from autoscaler.state.actions import Acted
+from autoscaler.state.events import LeadingSeen
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.mig import CutRefused, Cuttable, CuttableSeen
+from autoscaler.state.operator_orders import Cordon, Place
+from autoscaler.state.world import History, SliceId
 from tests.kit.recut import CONFIG, H100, asked, cuttable, order, slices, town, why
 from tests.kit.worlds import T0, device, gateway, level, model, replica, world
 

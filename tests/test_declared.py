@@ -8,19 +8,19 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import StartReplica
-from autoscaler.drivers.kubernetes import declared
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.declared import Quota
-from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
-from autoscaler.model import Model
-from autoscaler.observations import DocumentsSeen
-from autoscaler.plan import plan
-from autoscaler.podspec import Pod
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, PriorityClass, Settings
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica, SliceId, World
+from autoscaler.drivers.kubernetes.inventory import declared
+from autoscaler.drivers.kubernetes.inventory.declared import Quota
+from autoscaler.drivers.kubernetes.inventory.quotas import DeclaredDevices
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.planner.plan import plan
+from autoscaler.spec.model import Model
+from autoscaler.spec.pod import Pod
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, PriorityClass, Settings
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.events import DocumentsSeen
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Replica, SliceId, World
 from tests.kit.apiserver import Server
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import GI, T0, gateway, kinds, level, model, replica, world

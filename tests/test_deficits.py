@@ -7,23 +7,16 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import AcquireLease, Acted, Plan, ReleaseLease, StartReplica
-from autoscaler.deficits import UNLISTED_S, WANTS_MAX
-from autoscaler.hosts import Host
-from autoscaler.leases import (
-    LeaseRefused,
-    LeasesSeen,
-    Listed,
-    OffersSeen,
-    ProvidersSeen,
-    ProviderTroubled,
-)
-from autoscaler.model import Gpu
-from autoscaler.observations import LeadingSeen, Reported, Seen, Synced
-from autoscaler.plan import plan
-from autoscaler.podspec import Resources
-from autoscaler.remaining import SILENT_S
-from autoscaler.returning import WITHDRAW_S
+from autoscaler.capacity.availability import SILENT_S
+from autoscaler.planner.plan import plan
+from autoscaler.provisioning.provisioner import UNLISTED_S, WANTS_MAX
+from autoscaler.provisioning.returning import WITHDRAW_S
+from autoscaler.spec.model import Gpu
+from autoscaler.spec.pod import Resources
+from autoscaler.state.actions import AcquireLease, Acted, Plan, ReleaseLease, StartReplica
+from autoscaler.state.events import LeadingSeen, Reported, Seen, Synced
+from autoscaler.state.leases import LeaseRefused, LeasesSeen, Listed, OffersSeen, ProvidersSeen, ProviderTroubled
+from autoscaler.state.resources import Host
 from tests.kit.observed import seen_of
 from tests.kit.offered import (
     A,

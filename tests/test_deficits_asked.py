@@ -8,18 +8,18 @@ from typing import Any  # what a patched function is given is passed on
 import pytest
 from msgspec.structs import replace
 
-from autoscaler import deficits
-from autoscaler.deficits import ORDERS_MAX
-from autoscaler.hosts import Host
-from autoscaler.leases import AcquireOrder, Offer, ReleaseOrder
-from autoscaler.loop import Loop
-from autoscaler.model import ReplicaRange, ReplicaWindow
-from autoscaler.observations import ClockSeen
-from autoscaler.packing import Want
-from autoscaler.plan import plan
-from autoscaler.podspec import Pod, Resources
-from autoscaler.tryout import Ground, devices_for
-from autoscaler.world import NodeId
+from autoscaler.controller.loop import Loop
+from autoscaler.placement.model.types import Want
+from autoscaler.placement.tryout import Ground, devices_for
+from autoscaler.planner.plan import plan
+from autoscaler.provisioning import provisioner
+from autoscaler.provisioning.provisioner import ORDERS_MAX
+from autoscaler.spec.model import ReplicaRange, ReplicaWindow
+from autoscaler.spec.pod import Pod, Resources
+from autoscaler.state.events import ClockSeen
+from autoscaler.state.leases import AcquireOrder, Offer, ReleaseOrder
+from autoscaler.state.resources import Host
+from autoscaler.state.world import NodeId
 from tests.kit.offered import cloud, offer, offered, orders, surge, told
 from tests.kit.steps import IdleDriver
 from tests.kit.worlds import T0, device, gateway, level, model, world
@@ -34,7 +34,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(of.name)
         return devices_for(ground, want, of)
 
-    monkeypatch.setattr("autoscaler.trials.devices_for", counted)
+    monkeypatch.setattr("autoscaler.provisioning.trials.devices_for", counted)
     return found
 
 
@@ -82,12 +82,12 @@ def test_all_that_is_lacking_is_ordered_in_one_step_with_no_plan_more_than_that_
     begin = world(models, [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
     settled: list[int] = []
 
-    def counted(*given: Any) -> deficits.Found:
+    def counted(*given: Any) -> provisioner.Found:
         settled.append(1)
         return settle(*given)
 
-    settle = deficits.settle
-    monkeypatch.setattr(deficits, "settle", counted)
+    settle = provisioner.settle
+    monkeypatch.setattr(provisioner, "settle", counted)
     sent = Orders()
     Loop(offered(begin, offer(devices_max=many, shared=False)), IdleDriver(), lambda: T0, supplier=sent).step()
     assert (sorted(sent.acquired), len(settled)) == (names, plans)

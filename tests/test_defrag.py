@@ -6,23 +6,23 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from autoscaler.actions import DrainReplica, StartReplica
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.defrag import EVERY_S, Defragmented, defragment
-from autoscaler.explain import status
-from autoscaler.fold import fold
-from autoscaler.indices import rebuild
-from autoscaler.model import Gpu, Model, Rollout
-from autoscaler.moves import AGAIN_S, Ground
-from autoscaler.observations import DisruptionsSeen, Seen
-from autoscaler.packing import Force, Missing, Outlook
-from autoscaler.plan import plan
-from autoscaler.shelves import shelves
-from autoscaler.slicing.sharing import TIMESLICE
-from autoscaler.states import ReplicaState as S
-from autoscaler.taints import Shun
-from autoscaler.world import Copy, History, Move, NodeId, Slice, World
-from autoscaler.yard import Yard
+from autoscaler.explain.model import status
+from autoscaler.fold.fold import fold
+from autoscaler.fold.indices import rebuild
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.model.bins import shelves
+from autoscaler.placement.model.types import Force, Missing, Outlook
+from autoscaler.planner.plan import plan
+from autoscaler.rearrange.defragmentation import EVERY_S, Defragmented, defragment
+from autoscaler.rearrange.moves import AGAIN_S, Ground
+from autoscaler.slicing.nvidia_sharing import TIMESLICE
+from autoscaler.spec.model import Gpu, Model, Rollout
+from autoscaler.state.actions import DrainReplica, StartReplica
+from autoscaler.state.events import DisruptionsSeen, Seen
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.taints import Shun
+from autoscaler.state.world import Copy, History, Move, NodeId, Slice, World
 from tests.kit.laid import NODES, Laid, asked, big, changed, laid, looked, moved, names, nobody, node_of, reason, wide
 from tests.kit.observed import seen_of
 from tests.kit.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, verb, world

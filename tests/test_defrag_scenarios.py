@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.defrag import EVERY_S, MOVES_MAX
-from autoscaler.fold import fold
-from autoscaler.indices import rebuild
-from autoscaler.moves import AGAIN_S
-from autoscaler.observations import DocumentsSeen
-from autoscaler.plan import Planner, plan
-from autoscaler.shelves import shelves
-from autoscaler.world import Replica, World
-from autoscaler.yard import Yard
+from autoscaler.fold.fold import fold
+from autoscaler.fold.indices import rebuild
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.model.bins import shelves
+from autoscaler.planner.plan import Planner, plan
+from autoscaler.rearrange.defragmentation import EVERY_S, MOVES_MAX
+from autoscaler.rearrange.moves import AGAIN_S
+from autoscaler.state.events import DocumentsSeen
+from autoscaler.state.world import Replica, World
 from tests.kit.budget import examples
 from tests.kit.laid import (
     BIG,

@@ -9,12 +9,12 @@ from collections.abc import Callable, Coroutine
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.attached import lent
-from autoscaler.leases import LeasesSeen
+from autoscaler.capacity.attachable_nodes import lent
 from autoscaler.providers.deletion_delay import DELAY, NODES, Delaying, key_of
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.reconciler import REST_S
-from autoscaler.world import World
+from autoscaler.state.leases import LeasesSeen
+from autoscaler.state.world import World
 from tests.kit.objects import PlayedServer
 from tests.kit.offered import acted, arrived, cloud, listed, offer, shown, surge, told
 from tests.kit.worlds import T0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.delivery import (
+from autoscaler.capacity.lead_times import (
     COUNTED_MAX,
     GAPS_MIN,
     KEPT_S,
@@ -23,7 +23,7 @@ from autoscaler.delivery import (
     reused,
     undelivered,
 )
-from autoscaler.leases import GAPS_MAX, STARTS_MAX, Learnt
+from autoscaler.state.leases import GAPS_MAX, STARTS_MAX, Learnt
 from tests.kit.offered import cloud, offer
 
 SECONDS = st.floats(0.1, 10_000.0)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId, TenantName, Total
-from autoscaler.demand import PEAK_BUCKET_S, Wanted, unserved_since_s, wanted
-from autoscaler.model import Model
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Gateway, History, Move, World
+from autoscaler.demand.desired_replicas import PEAK_BUCKET_S, Wanted, unserved_since_s, wanted
+from autoscaler.spec.model import Model
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Gateway, History, Move, World
 from tests.kit.worlds import T0, Scene, device, gateway, level, model, replica, verb, world
 
 KNOWN = History(starts_s=(8.0,), last_activity_s=T0)

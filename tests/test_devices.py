@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.drivers import devices
-from autoscaler.drivers.devices import Devices, host_bytes, visible
-from autoscaler.drivers.nvml import Gpu
-from autoscaler.drivers.processes import MARK
-from autoscaler.lanes import Isolation
-from autoscaler.quantity import Bytes
-from autoscaler.rules import SET_BY_DRIVER
-from autoscaler.settings import DeclaredDevice
-from autoscaler.world import SliceId
+from autoscaler.drivers.local import devices
+from autoscaler.drivers.local.devices import Devices, host_bytes, visible
+from autoscaler.drivers.local.nvml import Gpu
+from autoscaler.drivers.local.processes import MARK
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.rules import SET_BY_DRIVER
+from autoscaler.spec.settings import DeclaredDevice
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.world import SliceId
 from tests.kit.fakenvml import FakeNvml
 
 A, B = SliceId("GPU-a"), SliceId("GPU-b")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers import diskspace, local
-from autoscaler.drivers.diskspace import BYTES_MIN, Space
-from autoscaler.fold import fold
-from autoscaler.observations import ReplicaSeen, Seen
-from autoscaler.states import ReplicaState
+from autoscaler.drivers.local import disk_space, local
+from autoscaler.drivers.local.disk_space import BYTES_MIN, Space
+from autoscaler.fold.fold import fold
+from autoscaler.state.events import ReplicaSeen, Seen
+from autoscaler.state.lifecycle import ReplicaState
 from tests.kit.worlds import T0, device, model, replica, world
 
 ENOUGH, LITTLE = Space(BYTES_MIN), Space(BYTES_MIN - 1)
@@ -23,19 +23,19 @@ ENOUGH, LITTLE = Space(BYTES_MIN), Space(BYTES_MIN - 1)
     [(ENOUGH, False), (LITTLE, True), (Space(0), True), (Space(BYTES_MIN, 0), True), (Space(BYTES_MIN, 1), False)],
 )
 def test_a_disk_is_full_without_bytes_or_files(space: Space, full: bool) -> None:
-    assert diskspace.is_full(space) == full
+    assert disk_space.is_full(space) == full
 
 
 def test_the_space_of_a_folder_is_read(tmp_path: Path) -> None:
-    assert diskspace.space(tmp_path).bytes > 0
-    assert not diskspace.is_full(diskspace.space(tmp_path / "none")), "a write there names the error"
+    assert disk_space.space(tmp_path).bytes > 0
+    assert not disk_space.is_full(disk_space.space(tmp_path / "none")), "a write there names the error"
 
 
 def test_only_writes_without_space_or_quota_are_refused_writes() -> None:
-    assert diskspace.refused(OSError(errno.ENOSPC, "No space left on device"))
-    assert diskspace.refused(OSError(errno.EDQUOT, "Disk quota exceeded"))
-    assert not diskspace.refused(OSError(errno.EACCES, "Permission denied"))
-    assert not diskspace.refused(ValueError("ENOSPC"))
+    assert disk_space.refused(OSError(errno.ENOSPC, "No space left on device"))
+    assert disk_space.refused(OSError(errno.EDQUOT, "Disk quota exceeded"))
+    assert not disk_space.refused(OSError(errno.EACCES, "Permission denied"))
+    assert not disk_space.refused(ValueError("ENOSPC"))
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -50,9 +50,9 @@ def test_a_wait_ends_with_space_or_with_an_order_to_stop(
             over.set()
         return found.pop(0)
 
-    monkeypatch.setattr(diskspace, "LOOK_S", 0.0)
-    monkeypatch.setattr(diskspace, "space", space)
-    assert asyncio.run(diskspace.wait(tmp_path, over)) is not stopped
+    monkeypatch.setattr(disk_space, "LOOK_S", 0.0)
+    monkeypatch.setattr(disk_space, "space", space)
+    assert asyncio.run(disk_space.wait(tmp_path, over)) is not stopped
     assert not found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.disruptions import Budget, Labelled, read, selects, undisturbed
+from autoscaler.drivers.kubernetes.inventory.disruption_budgets import Budget, Labelled, read, selects, undisturbed
 
 ALL: dict[str, Any] = {}
 

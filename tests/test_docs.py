@@ -12,17 +12,17 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from autoscaler import documents
 from autoscaler.drivers.probes import FAST_EVERY_S, FAST_FOR_S, LISTENS_EVERY_S, PROBES_PER_S_MAX, SLOW_EVERY_S
-from autoscaler.metrics import Metrics
-from autoscaler.not_yet import ENGINES, KEYS, SCHEMES
-from autoscaler.prices import CLASSES
+from autoscaler.placement.model.prices import CLASSES
 from autoscaler.providers import new_nodes
 from autoscaler.providers.cro import provider as cro
 from autoscaler.providers.provisioning_request import provider as provisioning_request
 from autoscaler.providers.redfish import planning
+from autoscaler.server.metrics import Metrics
+from autoscaler.spec import load
 from autoscaler.spec.capacity import KINDS, QUEUES, ProviderSettings
-from autoscaler.world import World
+from autoscaler.spec.validation import ENGINES, KEYS, SCHEMES
+from autoscaler.state.world import World
 from docs import draw_call, states
 from gateway.telemetry import Telemetry
 from pilotlight.cli import cli
@@ -109,7 +109,7 @@ def test_the_kinds_of_providers_are_told_with_their_own_times_and_which_keep_hea
 
 def test_the_example_of_capacity_is_one_that_is_taken() -> None:
     (said,) = re.findall(r"```yaml\n(.*?)```", section(OPERATIONS, "More capacity"), re.DOTALL)
-    settings = documents.load([("page", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n{said}")]).settings
+    settings = load.load([("page", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n{said}")]).settings
     common = {field.encode_name for field in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
     assert all(f"{key}: " in said for key in common), "it has all keys that each kind takes"
     assert [one.name for one in settings.capacity] == ["rack", "p4d"]

@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError
-from autoscaler.drivers.kubernetes.decoding import Page
-from autoscaler.drivers.kubernetes.rights import rights
-from autoscaler.drivers.nvml import Gpu, NvmlError
-from autoscaler.drivers.records import StateDirectory
+from autoscaler.drivers.local.nvml import Gpu, NvmlError
+from autoscaler.drivers.local.state_directory import StateDirectory
+from autoscaler.kubernetes.api import Api, ApiError
+from autoscaler.kubernetes.decoding import Page
+from autoscaler.kubernetes.rbac import rights
 from pilotlight import checks_cluster, checks_here, checks_nodes, checks_operator
 from pilotlight.checks import Finding
 from pilotlight.cli import cli

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler import strict_yaml
-from autoscaler.artifact import IMAGE_WANTED
-from autoscaler.documents import DocumentError, Documents, load, to_yaml
-from autoscaler.model import EngineTls
-from autoscaler.not_yet import KEYS
-from autoscaler.podspec import API_VERSION
-from autoscaler.rules import CLAIM_WANTED, FILE_WANTED, PRODUCT_WANTED
-from autoscaler.settings import Tls
-from autoscaler.strict_yaml import YamlError, read
+from autoscaler.spec import yaml
+from autoscaler.spec.artifact import IMAGE_WANTED
+from autoscaler.spec.load import DocumentError, Documents, load, to_yaml
+from autoscaler.spec.model import EngineTls
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.rules import CLAIM_WANTED, FILE_WANTED, PRODUCT_WANTED
+from autoscaler.spec.settings import Tls
+from autoscaler.spec.validation import KEYS
+from autoscaler.spec.yaml import YamlError, read
 from tests.kit.budget import examples
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "two-models.yaml"
@@ -366,7 +366,7 @@ def test_yaml_that_hides_a_mistake_is_refused_with_its_line(text: str, line: str
 
 
 def test_values_are_counted_before_they_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strict_yaml, "NODES_MAX", 10)
+    monkeypatch.setattr(yaml, "NODES_MAX", 10)
     with pytest.raises(YamlError, match=r"^line 10: more than 10 values$"):
         read("[" + "1,\n" * 20)
     assert read("[1,1,1,1,1,1,1,1,1]") == [[1] * 9]

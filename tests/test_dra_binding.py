@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from autoscaler.drivers.kubernetes import claims
+from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.slicing.base import NodeFacts, Object
-from autoscaler.slicing.dra import Dra
-from autoscaler.slicing.dra_binding import Binding, bindings, told
-from autoscaler.slicing.dra_pools import ATTACHED_FIRST
-from autoscaler.world import NodeId
+from autoscaler.slicing.dra_binding_conditions import Binding, bindings, told
+from autoscaler.slicing.dra_claims import Dra
+from autoscaler.slicing.dra_resource_slices import ATTACHED_FIRST
+from autoscaler.state.world import NodeId
 from tests.kit.pools import DRIVER, gpu, resource_slice
 
 NODE = "w1"
@@ -85,6 +85,6 @@ def test_a_slice_says_for_whom_its_device_is_attached_and_how_far_that_is() -> N
 
 
 def test_what_is_kept_of_a_claim_has_what_it_waits_for() -> None:
-    seen = claims.read(claim(), "pilotlight-engines")
+    seen = resource_claims.read(claim(), "pilotlight-engines")
     assert seen is not None
     assert [one.state for one in seen.bindings] == ["waiting"]

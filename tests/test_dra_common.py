@@ -8,28 +8,28 @@ from typing import Any, Literal, cast
 
 import pytest
 
-from autoscaler.actions import StartReplica
 from autoscaler.contract import TenantName
-from autoscaler.documents import load
-from autoscaler.drivers.kubernetes import claims
-from autoscaler.drivers.kubernetes.api import Api
-from autoscaler.drivers.kubernetes.inventory import Inventory
-from autoscaler.drivers.kubernetes.nodes import RESLICED, reshared
-from autoscaler.drivers.kubernetes.vocabulary import NODES
-from autoscaler.lanes import Isolation
-from autoscaler.model import Gpu, Model
-from autoscaler.observations import SlicesSeen
-from autoscaler.plan import plan
-from autoscaler.podspec import MANAGED_BY
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing
-from autoscaler.slicing import table
+from autoscaler.drivers.kubernetes.inventory import resource_claims
+from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
+from autoscaler.drivers.kubernetes.objects.node import RESLICED, reshared
+from autoscaler.kubernetes.api import Api
+from autoscaler.kubernetes.constants import NODES
+from autoscaler.planner.plan import plan
+from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, Object, Part
-from autoscaler.slicing.dra import Dra, Got, common_claim, entry_of
-from autoscaler.slicing.dra_common import CLIENT_BYTES
-from autoscaler.slicing.taken import FULL
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica, Slice, SliceId
+from autoscaler.slicing.dra_claims import Dra, Got, common_claim, entry_of
+from autoscaler.slicing.dra_shared_claims import CLIENT_BYTES
+from autoscaler.slicing.usage import FULL
+from autoscaler.spec.load import load
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.spec.pod import MANAGED_BY
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.events import SlicesSeen
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Replica, Slice, SliceId
 from tests.kit.golden import agrees, pod
 from tests.kit.pools import DRIVER, cut_name, gpu, many, partitionable, resource_slice
 from tests.kit.sliced import GIB, NODE
@@ -46,7 +46,7 @@ def slices(
     """Of a node of which the Settings say so, as the table has them."""
     slicing = NodeSlicing(kind="dra", sharing=sharing, replicas=replicas)
     kind = NodeKind(selector={}, device=NodeDevice(model="H100", memory_bytes=Bytes(80 * GIB)), slicing=slicing)
-    return table.inventory(NodeFacts(NODE, declared=kind, devices=objects or (GPUS,), kept=kept))
+    return registry.inventory(NodeFacts(NODE, declared=kind, devices=objects or (GPUS,), kept=kept))
 
 
 @pytest.mark.parametrize("sharing", ["mps", "timeslice"])
@@ -134,7 +134,10 @@ async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
     node: Object = {
         "metadata": {"name": NODE, "resourceVersion": "1"}, "spec": {}, "status": {"conditions": conditions},
     }  # fmt: skip
-    served, settings = {NODES: [node], claims.PUBLISHED: [meta(GPUS)], claims.CLAIMS: [*there]}, load([("a", SAID)])
+    served, settings = (
+        {NODES: [node], resource_claims.PUBLISHED: [meta(GPUS)], resource_claims.CLAIMS: [*there]},
+        load([("a", SAID)]),
+    )
     inventory = Inventory(
         cast("Api", Paths(served)), "n", lambda: settings.settings, is_ours=lambda _: False,
         held=lambda: [SliceId(f"{NODE}/{one}") for one in held], changed=lambda _: None, hosts_changed=lambda: None,

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.documents import load
-from autoscaler.drivers.kubernetes import claims, nodes
-from autoscaler.drivers.kubernetes.nodes import NodeSeen
+from autoscaler.drivers.kubernetes.inventory import resource_claims
+from autoscaler.drivers.kubernetes.objects import node
+from autoscaler.drivers.kubernetes.objects.node import NodeSeen
 from autoscaler.slicing.base import Part, PodFields
-from autoscaler.slicing.dra import Dra, Got
+from autoscaler.slicing.dra_claims import Dra, Got
 from autoscaler.slicing.whereabouts import really
-from autoscaler.world import Slice
+from autoscaler.spec.load import load
+from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.pools import DRIVER, H100, cut_name, partitionable
 from tests.kit.sliced import GIB, NODE
@@ -27,8 +28,8 @@ nodes:
 def slices(*kept: str, cut: bool = True, places: bool = False) -> dict[str, Slice]:
     """Of a node with one H100, as the driver makes them."""
     declared = load([("a.yaml", SETTINGS % str(cut).lower())]).settings.nodes
-    published = claims.by_node(partitionable(NODE, places=places))
-    found = nodes.slices([NodeSeen(NODE, {}, usable=True, lost=False)], declared, lambda _: {}, published, kept)
+    published = resource_claims.by_node(partitionable(NODE, places=places))
+    found = node.slices([NodeSeen(NODE, {}, usable=True, lost=False)], declared, lambda _: {}, published, kept)
     return {one.id.rpartition("/")[2]: one for one in found}
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.elastic import Budget
-from autoscaler.lanes import Room
-from autoscaler.packer import pack
-from autoscaler.packing import Force, Outlook, Packing, Shelf, Want
-from autoscaler.yard import Yard
+from autoscaler.placement.index.elastic import Budget
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.model.types import Force, Outlook, Packing, Shelf, Want
+from autoscaler.placement.packer import pack
+from autoscaler.state.lanes import Room
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
 from tests.test_packer import on, shelf, victims

@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import StartReplica
 from autoscaler.contract import ModelName
-from autoscaler.documents import DocumentError, load
-from autoscaler.drivers.devices import Devices
-from autoscaler.drivers.kubernetes import pods
+from autoscaler.drivers.kubernetes.objects import pod
+from autoscaler.drivers.local.devices import Devices
 from autoscaler.engines import Launch, launch
-from autoscaler.explain import explain_model
-from autoscaler.fit import explain_fit
-from autoscaler.log import Log
-from autoscaler.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
-from autoscaler.plan import plan
-from autoscaler.quantity import Bytes, BytesOrAuto
-from autoscaler.settings import DeclaredDevice
-from autoscaler.sizing import AS_ASKED, Given, is_cut, slots, spare_bytes, why_rigid
-from autoscaler.sizing import given as told_of
-from autoscaler.slicing import table
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica, Slice, SliceId, World
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.fit import explain_fit
+from autoscaler.explain.model import explain_model
+from autoscaler.planner.plan import plan
+from autoscaler.queries.sizing import AS_ASKED, Given, is_cut, slots, spare_bytes, why_rigid
+from autoscaler.queries.sizing import given as told_of
+from autoscaler.slicing import registry
+from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
+from autoscaler.spec.quantity import Bytes, BytesOrAuto
+from autoscaler.spec.settings import DeclaredDevice
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Replica, Slice, SliceId, World
 from pilotlight.fit import needs
 from pilotlight.gathering import completed
 from pilotlight.needs import estimate
@@ -197,9 +197,9 @@ def test_a_pod_of_a_part_that_is_a_little_small_tells_vllm_its_part() -> None:
     )  # fmt: skip
     one = start(waiting(of, slices=[part]))
     assert (one.slices, one.memory_bytes, one.slots) == (("n/gpu0/s0",), 16 * GI // 3, 64)
-    asks = table.fields(one, {part.id: part})
+    asks = registry.fields(one, {part.id: part})
     assert asks is not None
-    made = pods.manifest(one, of, launched(of, told_of(of, one, asks.memory_fraction), "vllm"), "i", asks=asks)
+    made = pod.manifest(one, of, launched(of, told_of(of, one, asks.memory_fraction), "vllm"), "i", asks=asks)
     container = made["spec"]["containers"][0]
     words = [*container.get("command", ()), *container.get("args", ())]
     assert after(words, "--gpu-memory-utilization") == "0.333"

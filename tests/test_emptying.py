@@ -6,12 +6,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from autoscaler.actions import DrainReplica, Plan, StartReplica, StopReplica
-from autoscaler.model import Model
-from autoscaler.plan import plan
+from autoscaler.planner.plan import plan
 from autoscaler.slicing.base import Object
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import History, Replica, Slice, World
+from autoscaler.spec.model import Model
+from autoscaler.state.actions import DrainReplica, Plan, StartReplica, StopReplica
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import History, Replica, Slice, World
 from tests.kit.pools import cut_name, partitionable, partitionables
 from tests.kit.sliced import NODE
 from tests.kit.worlds import T0, drain, folded, gateway, level, model, replica, use, world

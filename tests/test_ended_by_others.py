@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autoscaler.actions import DrainReplica, ReviveReplica, StartReplica
-from autoscaler.observations import Seen
-from autoscaler.plan import plan
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import History
+from autoscaler.planner.plan import plan
+from autoscaler.state.actions import DrainReplica, ReviveReplica, StartReplica
+from autoscaler.state.events import Seen
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import History
 from tests.kit.folding import DOC, M, R, after, moved, seen
 from tests.kit.worlds import T0, device, gateway, level, replica, world
 

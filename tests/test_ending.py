@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import AcquireLease, Action, DrainReplica, ReleaseLease, StartReplica
+from autoscaler.capacity.interruptions import DRAIN_S, SUCCESSOR_S, TAKEN
 from autoscaler.contract import Report
-from autoscaler.ending import DRAIN_S, SUCCESSOR_S, TAKEN
-from autoscaler.leases import LeaseId, LeasesSeen, Listed
-from autoscaler.observations import Reported, SlicesSeen, Tick
-from autoscaler.operators import closed
-from autoscaler.ordered import Cordon, CordonsSeen, Place
-from autoscaler.plan import plan
-from autoscaler.returning import STRAY_S
+from autoscaler.planner.plan import plan
+from autoscaler.provisioning.returning import STRAY_S
+from autoscaler.queries.cordons import closed
 from autoscaler.spec.capacity import Cro, ProviderSettings
-from autoscaler.taints import Taint
-from autoscaler.words import seconds
-from autoscaler.world import NodeId, World
+from autoscaler.state.actions import AcquireLease, Action, DrainReplica, ReleaseLease, StartReplica
+from autoscaler.state.events import Reported, SlicesSeen, Tick
+from autoscaler.state.leases import LeaseId, LeasesSeen, Listed
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, Place
+from autoscaler.state.taints import Taint
+from autoscaler.state.world import NodeId, World
+from autoscaler.text import seconds
 from tests.kit.offered import A, acted, cloud, offer, offered, shown, told
 from tests.kit.worlds import T0, device, gateway, kinds, level, model, replica, use, world
 

@@ -10,11 +10,11 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.engines import ENGINES, EngineError, Launch, artifact_path, default_slots, launch
+from autoscaler.engines.command_line import LAUNCHER
 from autoscaler.engines.installed import computes_on_cpu_only
-from autoscaler.engines.launching import LAUNCHER
 from autoscaler.engines.xllamacpp_server import parse
-from autoscaler.model import Adapter, EngineName, EngineTls, Gpu, Model, ModelSpec
-from autoscaler.sizing import Given
+from autoscaler.queries.sizing import Given
+from autoscaler.spec.model import Adapter, EngineName, EngineTls, Gpu, Model, ModelSpec
 
 
 def model(engine: EngineName, *, memory_bytes: int = 0, **spec: object) -> Model:

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import Action, DrainReplica, FailReplica, FailStart, StartReplica, StopReplica
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes import happenings
-from autoscaler.drivers.kubernetes.happenings import MINUTE_MAX, PENDING_MAX, Book, Happening, Regarding
-from autoscaler.fold import Observation
-from autoscaler.leases import LeasesSeen
-from autoscaler.model import Adopted
-from autoscaler.observations import Seen
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import World
+from autoscaler.fold.fold import Observation
+from autoscaler.kubernetes.resources import event_log
+from autoscaler.kubernetes.resources.event_log import MINUTE_MAX, PENDING_MAX, Book, Happening, Regarding
+from autoscaler.spec.model import Adopted
+from autoscaler.state.actions import Action, DrainReplica, FailReplica, FailStart, StartReplica, StopReplica
+from autoscaler.state.events import Seen
+from autoscaler.state.leases import LeasesSeen
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import World
 from tests.kit.folding import DOC, M, R, after, pending, seen
 from tests.kit.offered import acted, arrived, offer, shown, surge
 from tests.kit.offered import told as told_there
@@ -30,7 +30,7 @@ def told(at: World, *batch: Observation | Action) -> tuple[World, list[tuple[str
     """What is told of a batch: (reason, note) each."""
     now, moves = after(at, *batch)
     actions = [one for one in batch if isinstance(one, FailStart)]
-    return now, [(one.reason, one.note) for one in happenings.happenings(moves, actions, at, now)]
+    return now, [(one.reason, one.note) for one in event_log.happenings(moves, actions, at, now)]
 
 
 def one_of(**fields: Any) -> World:
@@ -99,7 +99,7 @@ def test_capacity_is_told_when_it_is_asked_for_and_when_it_has_come() -> None:
     here = arrived(shown(ordered, T0 + 1), T0 + 30)
 
     def between(before: World, now: World) -> list[tuple[str, str]]:
-        return [(one.reason, one.note) for one in happenings.happenings((), (), before, now)]
+        return [(one.reason, one.note) for one in event_log.happenings((), (), before, now)]
 
     assert between(begin, ordered) == [("CapacityRequested", "rack was asked for 1 x A100 on w1")]
     assert between(ordered, here) == [("CapacityArrived", "rack brought 1 x A100 on w1 after 30 s")]
@@ -116,12 +116,12 @@ def test_what_is_found_after_a_restart_is_no_news() -> None:
 
 def test_events_are_about_the_models_own_object() -> None:
     ada = model("ada")
-    assert happenings.regarding(ada) is None, "of a file"
-    assert happenings.regarding(replace(ada, uid="u1")) == ADA
+    assert event_log.regarding(ada) is None, "of a file"
+    assert event_log.regarding(replace(ada, uid="u1")) == ADA
     elsewhere = replace(ada, uid="u2", namespace="team-a", name=ModelName("team-a/ada"), served_name="ada")
-    assert happenings.regarding(elsewhere) == ADA._replace(namespace="team-a", uid="u2")
+    assert event_log.regarding(elsewhere) == ADA._replace(namespace="team-a", uid="u2")
     adopted = Adopted(kind="Deployment", namespace="default", name="ada")
-    assert happenings.regarding(replace(ada, uid="u1", adopted=adopted)) is None
+    assert event_log.regarding(replace(ada, uid="u1", adopted=adopted)) is None
 
 
 # --- how much is told -------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_a_series_goes_on_for_ten_minutes() -> None:
     assert first is not None
     assert book.series(first) is None
     book.sent(first, "ada.1", 1)
-    assert book.series(first._replace(last_s=T0 + 599)) == happenings.Series("ada.1", 1, T0)
+    assert book.series(first._replace(last_s=T0 + 599)) == event_log.Series("ada.1", 1, T0)
     assert book.series(first._replace(last_s=T0 + 600)) is None
 
 
@@ -193,4 +193,4 @@ def test_what_could_not_be_sent_goes_first_with_what_came_since() -> None:
 
 @pytest.mark.parametrize("text", ["ä" * 900, "x" * 5000])
 def test_notes_are_no_longer_than_the_api_server_takes(text: str) -> None:
-    assert 990 < len(happenings.note(text).encode()) <= 1000
+    assert 990 < len(event_log.note(text).encode()) <= 1000

@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.explain import Explanation, explain_model
-from autoscaler.log import Log
-from autoscaler.model import Model
-from autoscaler.offered import Step
-from autoscaler.plan import plan
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import History, World
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.ladder import Step
+from autoscaler.explain.model import Explanation, explain_model
+from autoscaler.planner.plan import plan
+from autoscaler.spec.model import Model
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import History, World
 from tests.kit.offered import acted, cloud, offer, offered, orders
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, use, world
 

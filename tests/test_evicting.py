@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from autoscaler.actions import DrainReplica, StartReplica
-from autoscaler.demand import refused_until_s
-from autoscaler.plan import all_wanted, plan
-from autoscaler.shelves import SERVE_FIRST_S
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import History
+from autoscaler.demand.desired_replicas import refused_until_s
+from autoscaler.placement.model.bins import SERVE_FIRST_S
+from autoscaler.planner.plan import all_wanted, plan
+from autoscaler.state.actions import DrainReplica, StartReplica
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import History
 from tests.kit.worlds import T0, Scene, device, drain, gateway, kinds, level, model, replica, use, world
 
 A, B = model("a", 20), model("b", 20)

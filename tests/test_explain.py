@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import Plan, Unmet
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.explain import Explanation, explain_model, last, model_state, status
-from autoscaler.fold import fold
-from autoscaler.indices import rebuild
-from autoscaler.lessons import begin
-from autoscaler.log import Log
-from autoscaler.model import ADOPTED_HASH, Adopted
-from autoscaler.mounts import ClusterFacts
-from autoscaler.observations import Tick, Transition
-from autoscaler.plan import plan
-from autoscaler.states import ReplicaState as S
-from autoscaler.words import counted, seconds, size, tenants
-from autoscaler.world import Drain, History, World
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.model import Explanation, explain_model, last, model_state, status
+from autoscaler.fold.fold import fold
+from autoscaler.fold.indices import rebuild
+from autoscaler.placement.learning.training import begin
+from autoscaler.planner.plan import plan
+from autoscaler.spec.model import ADOPTED_HASH, Adopted
+from autoscaler.state.actions import Plan, Unmet
+from autoscaler.state.events import Tick, Transition
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Drain, History, World
+from autoscaler.text import counted, seconds, size, tenants
+from autoscaler.weights.mounts import ClusterFacts
 from tests.kit.taught import cluster, exercise_of, lesson
 from tests.kit.worlds import T0, device, drain, gateway, level, model, replica, use, world
 

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.attached import GPU_COUNT
-from autoscaler.leases import LeaseId, ReleaseOrder
+from autoscaler.capacity.attachable_nodes import GPU_COUNT
 from autoscaler.providers.cro.objects import LAST_USED, LEASE, NOTE, REQUESTS, Note, name_for, new_request
 from autoscaler.providers.cro.provider import EXPECTED_S, NODES, PARTIAL_S, CroFabric
 from autoscaler.providers.device_usage import CLAIMS, SLICES
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import RefusedError
-from autoscaler.settings import Settings
-from autoscaler.world import DeviceId, NodeId, Slice, SliceId
+from autoscaler.spec.settings import Settings
+from autoscaler.state.leases import LeaseId, ReleaseOrder
+from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 from tests.contracts.provider import OWNER, ProviderContract, order
 from tests.kit.cro_rack import MODEL, NODE, SETTINGS, UNIX_S, Rack, given_back, ordered, world
 from tests.kit.fake_cro import NONE_FREE

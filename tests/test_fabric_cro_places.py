@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.leases import LeaseRefused, LeasesSeen, OffersSeen
 from autoscaler.providers.cro.objects import REQUESTS, name_for
 from autoscaler.providers.cro.provider import CroFabric, Turns
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.runner import Told
-from autoscaler.settings import Settings
 from autoscaler.spec.capacity import Cro, ProviderSettings
-from autoscaler.world import DeviceId, SliceId
+from autoscaler.spec.settings import Settings
+from autoscaler.state.leases import LeaseRefused, LeasesSeen, OffersSeen
+from autoscaler.state.world import DeviceId, SliceId
 from pilotlight.supplies import Supplies
 from tests.contracts.provider import order, release
 from tests.kit.cro_rack import MODEL, NODE, SETTINGS, Rack, world

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.fairness import Claimant, Part, max_min, split
+from autoscaler.demand.fairness import Claimant, Part, max_min, split
 
 claimants = st.dictionaries(
     st.sampled_from("abcdefgh"),

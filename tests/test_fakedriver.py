@@ -8,9 +8,9 @@ from collections.abc import Coroutine
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.base import Driver
-from autoscaler.model import Model, ModelSpec
-from autoscaler.world import DeviceId, NodeId, Replica, Slice, SliceId
+from autoscaler.drivers.driver import Driver
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId
 from tests.contracts.driver import DriverContract, Manner, Rig
 from tests.kit.fakedriver import FakeDriver, FakeMachine, Fate
 from tests.sim.virtual import VirtualLoop

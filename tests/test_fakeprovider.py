@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from autoscaler.providers.provider import Provider
-from autoscaler.world import Slice
+from autoscaler.state.world import Slice
 from tests.contracts.provider import ProviderContract, order
 from tests.kit.fakeprovider import FakeProvider, Fate
 from tests.kit.offered import cloud, offer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler import fallen
-from autoscaler.fallen import PAUSE_S, PAUSE_S_MAX, TOGETHER_S
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica, World
+from autoscaler.queries import mps_failures
+from autoscaler.queries.mps_failures import PAUSE_S, PAUSE_S_MAX, TOGETHER_S
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Replica, World
 from tests.kit.worlds import T0, device, model, replica, world
 
 HERE, THERE = replace(device("d"), kind="mps"), replace(device("e"), node=device("d").node, kind="mps")
@@ -21,7 +21,7 @@ def ready(name: str, **more: object) -> Replica:
 def fall(there: World, *ends: tuple[Replica, float], others: tuple[Replica, ...] = ()) -> World:
     for at, (one, at_s) in enumerate(ends):
         left = [*(each for each, _ in ends[at + 1 :]), *others]
-        there = replace(there, fallen=fallen.ended(there, left, one, at_s))
+        there = replace(there, fallen=mps_failures.ended(there, left, one, at_s))
     return there
 
 
@@ -31,15 +31,15 @@ FELL = fall(THESE, (A, T0), (B, T0 + 1.0))
 
 
 def test_all_who_end_together_close_what_their_server_served() -> None:
-    assert fallen.closed(FELL, T0 + 1.0).keys() == {HERE.id, THERE.id}, "its kubelet chooses among them"
-    assert fallen.closed(FELL, T0 + 1.0 + PAUSE_S) == {}
+    assert mps_failures.closed(FELL, T0 + 1.0).keys() == {HERE.id, THERE.id}, "its kubelet chooses among them"
+    assert mps_failures.closed(FELL, T0 + 1.0 + PAUSE_S) == {}
 
 
 def test_one_alone_or_later_or_while_another_lives_or_started_after_says_nothing_of_the_server() -> None:
-    assert not fallen.closed(fall(THESE, (A, T0)), T0)
-    assert not fallen.closed(fall(THESE, (A, T0), (B, T0 + TOGETHER_S)), T0 + TOGETHER_S)
-    assert not fallen.closed(fall(THESE, (A, T0), (B, T0 + 1.0), others=(ready("c"),)), T0 + 1.0)
-    assert not fallen.closed(fall(THESE, (A, T0), (ready("a2", created_s=T0 + 0.5), T0 + 1.0)), T0 + 1.0)
+    assert not mps_failures.closed(fall(THESE, (A, T0)), T0)
+    assert not mps_failures.closed(fall(THESE, (A, T0), (B, T0 + TOGETHER_S)), T0 + TOGETHER_S)
+    assert not mps_failures.closed(fall(THESE, (A, T0), (B, T0 + 1.0), others=(ready("c"),)), T0 + 1.0)
+    assert not mps_failures.closed(fall(THESE, (A, T0), (ready("a2", created_s=T0 + 0.5), T0 + 1.0)), T0 + 1.0)
 
 
 def test_a_start_that_fails_doubles_the_pause_up_to_a_bound_and_one_that_gets_ready_ends_it() -> None:
@@ -48,11 +48,11 @@ def test_a_start_that_fails_doubles_the_pause_up_to_a_bound_and_one_that_gets_re
         there = fall(there, (tried, at_s))
         (one,) = there.fallen.values()
         assert one.until_s - at_s == min(PAUSE_S * 2.0**times, PAUSE_S_MAX)
-    assert fallen.proven(there, tried) == {}
-    assert fallen.proven(there, A) == there.fallen, "it was there before"
+    assert mps_failures.proven(there, tried) == {}
+    assert mps_failures.proven(there, A) == there.fallen, "it was there before"
 
 
 def test_while_one_start_is_tried_no_other_is() -> None:
     starting = ready("a3", created_s=T0 + 9.0, state=S.STARTING, ready_s=None)
     there = world([model("a3")], [HERE, THERE], [starting], fallen=FELL.fallen)
-    assert fallen.closed(there, T0 + 60.0).keys() == {HERE.id, THERE.id}
+    assert mps_failures.closed(there, T0 + 60.0).keys() == {HERE.id, THERE.id}

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.fitting import Fitting, as_before, misfits
-from autoscaler.leases import OffersSeen
-from autoscaler.model import Gpu, Model
-from autoscaler.outlook import outlook
-from autoscaler.packer import pack
-from autoscaler.packing import Force
-from autoscaler.shelves import shelves, want_of
-from autoscaler.yard import Yard
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.learning.expected_demand import outlook
+from autoscaler.placement.model.bins import shelves, want_of
+from autoscaler.placement.model.types import Force
+from autoscaler.placement.packer import pack
+from autoscaler.provisioning.feasibility import Fitting, as_before, misfits
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.state.leases import OffersSeen
 from tests.kit.offered import acted, offer, surge, told
 from tests.kit.worlds import GI, T0, device, model, replica, world
 

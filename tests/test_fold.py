@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import (
+from autoscaler.contract import ReplicaId
+from autoscaler.demand.history import limit_s
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.planner.plan import plan
+from autoscaler.server.api import devices
+from autoscaler.state.actions import (
     Acted,
     Action,
     DrainReplica,
@@ -15,23 +20,10 @@ from autoscaler.actions import (
     StartReplica,
     StopReplica,
 )
-from autoscaler.api import devices
-from autoscaler.contract import ReplicaId
-from autoscaler.fold import Observation, fold
-from autoscaler.histories import limit_s
-from autoscaler.observations import (
-    DocumentsSeen,
-    GatewaySeen,
-    HistorySeen,
-    Seen,
-    SlicesSeen,
-    Synced,
-    Tick,
-)
-from autoscaler.plan import plan
-from autoscaler.states import IllegalIntentError
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import History, World
+from autoscaler.state.events import DocumentsSeen, GatewaySeen, HistorySeen, Seen, SlicesSeen, Synced, Tick
+from autoscaler.state.lifecycle import IllegalIntentError
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import History, World
 from tests.kit.folding import DOC, G1, M, R, after, moved, pending, reported, seen, total
 from tests.kit.worlds import T0, device, gateway, level, model, replica, world
 

@@ -7,11 +7,13 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import AcquireLease, Acted, ReleaseLease, StartReplica
-from autoscaler.fold_capacity import BARRED_S, KINDS_MAX
-from autoscaler.indices import rebuild
-from autoscaler.leased import shut
-from autoscaler.leases import (
+from autoscaler.capacity.ordered_slices import shut
+from autoscaler.fold.capacity import BARRED_S, KINDS_MAX
+from autoscaler.fold.indices import rebuild
+from autoscaler.planner.plan import plan
+from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease, StartReplica
+from autoscaler.state.events import LeadingSeen, Seen, SlicesSeen, Synced, Tick
+from autoscaler.state.leases import (
     Kind,
     Learnt,
     LearntSeen,
@@ -25,9 +27,7 @@ from autoscaler.leases import (
     ProviderTroubled,
     ReleaseOrder,
 )
-from autoscaler.observations import LeadingSeen, Seen, SlicesSeen, Synced, Tick
-from autoscaler.plan import plan
-from autoscaler.world import World
+from autoscaler.state.world import World
 from tests.kit.observed import seen_of
 from tests.kit.offered import (
     A,

@@ -6,24 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler import shares
-from autoscaler.actions import Acted, Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, TenantName, Total
-from autoscaler.fold import Observation, fold
-from autoscaler.indices import rebuild
-from autoscaler.observations import (
-    DocumentsSeen,
-    GatewayGone,
-    GatewaySeen,
-    ReplicaSeen,
-    Reported,
-    Seen,
-    Synced,
-    Tick,
-)
-from autoscaler.ordered import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeReported, Place
-from autoscaler.states import IllegalIntentError
-from autoscaler.world import Slice, World
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.fold.indices import rebuild
+from autoscaler.routing import slots
+from autoscaler.state.actions import Acted, Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
+from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, ReplicaSeen, Reported, Seen, Synced, Tick
+from autoscaler.state.lifecycle import IllegalIntentError
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeReported, Place
+from autoscaler.state.world import Slice, World
 from tests.kit.budget import examples
 from tests.kit.folding import DOC, G1, pending, reported, seen
 from tests.kit.worlds import T0, level, model
@@ -120,7 +111,7 @@ def test_indices_equal_a_rebuild_after_any_batch(
         except IllegalIntentError:
             continue
         assert at == rebuild(at, now_s)
-        granted = shares.divide(at, now_s)
+        granted = slots.divide(at, now_s)
         if granted is not None:
             at, _ = fold(at, [granted], now_s)
             assert at == rebuild(at, now_s)

@@ -7,15 +7,15 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import DrainReplica
 from autoscaler.contract import ReplicaUse, TenantName
-from autoscaler.draft import with_grant
-from autoscaler.drain import next_change_s
-from autoscaler.fold import fold
-from autoscaler.fold_reports import acknowledged, repeats
-from autoscaler.observations import DocumentsSeen, GatewayGone, GatewaySeen, Tick
-from autoscaler.tenant import Tenant, TenantSpec
-from autoscaler.world import Grant
+from autoscaler.fold.draft import with_grant
+from autoscaler.fold.fold import fold
+from autoscaler.fold.gateway_reports import acknowledged, repeats
+from autoscaler.queries.gateways import next_change_s
+from autoscaler.spec.tenant import Tenant, TenantSpec
+from autoscaler.state.actions import DrainReplica
+from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, Tick
+from autoscaler.state.world import Grant
 from tests.kit.folding import DOC, G1, M, R, after, reported, total
 from tests.kit.worlds import T0, device, level, replica, world
 

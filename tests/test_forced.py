@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.actions import ReleaseLease
-from autoscaler.drivers.kubernetes import happenings
-from autoscaler.explain import explain_model
-from autoscaler.indices import rebuild
-from autoscaler.log import Log
-from autoscaler.observations import SlicesSeen
-from autoscaler.ordered import Cordon, CordonsSeen, Place
-from autoscaler.orders import Wish, place_order
-from autoscaler.plan import plan
-from autoscaler.returning import FORCED, RETRY_S
-from autoscaler.world import World
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.model import explain_model
+from autoscaler.fold.indices import rebuild
+from autoscaler.kubernetes.resources import event_log
+from autoscaler.planner.plan import plan
+from autoscaler.provisioning.returning import FORCED, RETRY_S
+from autoscaler.server.operator_orders import Wish, place_order
+from autoscaler.state.actions import ReleaseLease
+from autoscaler.state.events import SlicesSeen
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, Place
+from autoscaler.state.world import World
 from tests.kit.offered import A, acted, arrived, cloud, offer, releases, shown, surge, told
 from tests.kit.worlds import T0, gateway, replica
 
@@ -69,14 +69,14 @@ def test_an_event_says_once_that_it_is_forced() -> None:
     before, _ = given_back(drained(idle(), NODE), HERE_S + 1)
     before = stuck(before, now_s=HERE_S + 5)
     after, _ = given_back(before, HERE_S + 12)
-    (one,) = happenings.happenings((), (), before, after)
+    (one,) = event_log.happenings((), (), before, after)
     assert (one.model, one.reason, one.type) == (A.name, "CapacityForced", "Warning")
     assert one.note == (
         "1 x A100 on w1 of rack is detached by force: an operator drains it by force, and it did not go"
     )
     again, forced = given_back(after, HERE_S + 60)
     assert [one.order.force for one in forced] == [True]
-    assert not list(happenings.happenings((), (), after, again))
+    assert not list(event_log.happenings((), (), after, again))
 
 
 def test_a_drain_that_forces_nothing_a_cordon_and_an_uncordon_force_nothing() -> None:

@@ -14,13 +14,13 @@ from jsonschema import Draft202012Validator
 from msgspec.structs import replace
 from pytest_aiohttp import AiohttpClient
 
-from autoscaler import foresight, openapi
 from autoscaler.contract import ModelName, TenantName
-from autoscaler.log import Log
-from autoscaler.ops import OperationsServer
-from autoscaler.tenant import Key, Tenant, TenantSpec
-from autoscaler.whatif import PATH, Answer, Asked, ahead
-from autoscaler.world import World
+from autoscaler.explain.decision_log import Log
+from autoscaler.planner.what_if import PATH, Answer, Asked, ahead
+from autoscaler.server import openapi, what_if
+from autoscaler.server.ops import OperationsServer
+from autoscaler.spec.tenant import Key, Tenant, TenantSpec
+from autoscaler.state.world import World
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import device, model, replica, world
 
@@ -141,7 +141,7 @@ async def test_one_question_is_worked_out_at_a_time(
         assert go_on.wait(60)
         return ahead(made, asked, now_s)
 
-    monkeypatch.setattr(foresight, "ahead", slow)
+    monkeypatch.setattr(what_if, "ahead", slow)
     client, _ = await connect(aiohttp_client, lived())
     question = {"demand": {"a": {"waiting": 1}}}
     async with asyncio.TaskGroup() as tasks:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import AcquireLease
-from autoscaler.foretold import MAKERS, Coming, may_come
-from autoscaler.leases import Offer
-from autoscaler.plan import plan
-from autoscaler.podspec import Pod
+from autoscaler.planner.plan import plan
 from autoscaler.providers.cro.provider import NODES, CroFabric
 from autoscaler.slicing.vendors import RESOURCES, VENDORS
-from autoscaler.world import World
+from autoscaler.spec.pod import Pod
+from autoscaler.state.actions import AcquireLease
+from autoscaler.state.leases import Offer
+from autoscaler.state.node_labels import MAKERS, Coming, may_come
+from autoscaler.state.world import World
 from tests.kit import cro_rack
 from tests.kit.offered import acted, cloud, offer, offered, orders, surge, waits
 from tests.kit.worlds import T0, device, model

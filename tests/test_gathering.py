@@ -8,10 +8,10 @@ import click
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.documents import Documents, load, to_yaml
 from autoscaler.engines import EngineError
-from autoscaler.rules import check_name
-from autoscaler.settings import Settings
+from autoscaler.spec.load import Documents, load, to_yaml
+from autoscaler.spec.rules import check_name
+from autoscaler.spec.settings import Settings
 from loadtest import tinygguf
 from pilotlight import keys
 from pilotlight.gathering import KEYS_FILE, RENAME, gather, launcher, model_name, needs_tenant, read_documents

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from autoscaler.ground import PLACES_MAX, Ground, Held
-from autoscaler.packing import Shelf, Want
-from autoscaler.world import NodeId, SliceId
-from autoscaler.yard import Yard
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.minimal_eviction_input import PLACES_MAX, Ground, Held
+from autoscaler.placement.model.types import Shelf, Want
+from autoscaler.state.world import NodeId, SliceId
 from tests.kit.worlds import T0, device
 from tests.test_packer import on, placed, run, shelf, victims, want
 

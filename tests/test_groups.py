@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import Acted, StartReplica
-from autoscaler.groups import GROW_S, as_found, grown, most
-from autoscaler.leases import Group, GroupsSeen, Growth, LeasesSeen, Offer, OffersSeen, ProvidersSeen
-from autoscaler.metrics import Metrics
-from autoscaler.observations import SlicesSeen
-from autoscaler.plan import plan
-from autoscaler.world import DeviceId, NodeId, Slice, SliceId, World
+from autoscaler.capacity.machine_groups import GROW_S, as_found, grown, most
+from autoscaler.planner.plan import plan
+from autoscaler.server.metrics import Metrics
+from autoscaler.state.actions import Acted, StartReplica
+from autoscaler.state.events import SlicesSeen
+from autoscaler.state.leases import Group, GroupsSeen, Growth, LeasesSeen, Offer, OffersSeen, ProvidersSeen
+from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 from tests.kit.offered import acted, cloud, offer, orders, shown, surge, told, waits
 from tests.kit.worlds import GI, T0
 

@@ -13,32 +13,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler import lrv
-from autoscaler.actions import StartReplica
 from autoscaler.contract import ModelName
-from autoscaler.documents import DocumentError
-from autoscaler.drivers.devices import Devices
-from autoscaler.explain import explain_model
-from autoscaler.fit import explain_fit
-from autoscaler.fold import fold
-from autoscaler.growth import Taker, filled_bytes
-from autoscaler.lanes import Kind, Lane
-from autoscaler.log import Log
-from autoscaler.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
-from autoscaler.observations import Seen
-from autoscaler.packer import pack
-from autoscaler.packing import Growth, Outlook, Packing, Shelf, Want
-from autoscaler.plan import plan
-from autoscaler.quantity import Bytes
-from autoscaler.settings import DeclaredDevice
-from autoscaler.sizing import Given, growth, slots, why_no_growth
-from autoscaler.sizing import given as told_of
-from autoscaler.states import ReplicaState as S
-from autoscaler.stock import Stock
-from autoscaler.stocknodes import Node
-from autoscaler.waste import Taught, untaught
-from autoscaler.world import Replica, World
-from autoscaler.yard import Yard
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.fit import explain_fit
+from autoscaler.explain.model import explain_model
+from autoscaler.fold.fold import fold
+from autoscaler.placement.growth import Taker, filled_bytes
+from autoscaler.placement.index import lrv
+from autoscaler.placement.index.arrays import Stock
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.index.residual_waste import Taught, untaught
+from autoscaler.placement.index.stocknodes import Node
+from autoscaler.placement.model.types import Growth, Outlook, Packing, Shelf, Want
+from autoscaler.placement.packer import pack
+from autoscaler.planner.plan import plan
+from autoscaler.queries.sizing import Given, growth, slots, why_no_growth
+from autoscaler.queries.sizing import given as told_of
+from autoscaler.spec.load import DocumentError
+from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import DeclaredDevice
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.events import Seen
+from autoscaler.state.lanes import Kind, Lane
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Replica, World
 from pilotlight.fit import needs
 from pilotlight.gathering import completed
 from pilotlight.needs import estimate

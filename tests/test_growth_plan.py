@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import autoscaler.growth
-from autoscaler.actions import DrainReplica, StartReplica
+import autoscaler.placement.growth
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.growth import Taker
-from autoscaler.indices import rebuild
-from autoscaler.lanes import Kind, Lane, Room
-from autoscaler.model import Adopted, Gpu, Model, ReplicaRange
-from autoscaler.ordered import Cordon, Place, StopOrder
-from autoscaler.outlook import Yet
-from autoscaler.packing import Want
-from autoscaler.plan import Planner, plan
-from autoscaler.podspec import Pod, Resources
-from autoscaler.settings import Settings
-from autoscaler.shelves import want_of
+from autoscaler.fold.indices import rebuild
+from autoscaler.placement.growth import Taker
+from autoscaler.placement.learning.expected_demand import Yet
+from autoscaler.placement.model.bins import want_of
+from autoscaler.placement.model.types import Want
+from autoscaler.planner.plan import Planner, plan
 from autoscaler.slicing.hami import Hami
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import History, Move, SliceId, World
+from autoscaler.spec.model import Adopted, Gpu, Model, ReplicaRange
+from autoscaler.spec.pod import Pod, Resources
+from autoscaler.spec.settings import Settings
+from autoscaler.state.actions import DrainReplica, StartReplica
+from autoscaler.state.lanes import Kind, Lane, Room
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import Cordon, Place, StopOrder
+from autoscaler.state.world import History, Move, SliceId, World
 from tests.kit.sliced import card, hami_node
 from tests.kit.worlds import GI, T0, device, drain, folded, gateway, level, model, replica, world
 from tests.test_growth import grants, growing, run, want
@@ -99,7 +99,7 @@ def test_yet_is_the_same_whoever_was_asked_before_and_counts_only_models_that_ch
         counted.append(of.name)
         return want_of(of, *args)
 
-    monkeypatch.setattr("autoscaler.outlook.want_of", counting)
+    monkeypatch.setattr("autoscaler.placement.learning.expected_demand.want_of", counting)
     models = [growing(f"m{at:02}", 2 + at % 3, context_tokens=2048) for at in range(30)]
     cards = [device(f"gpu{at:02}", 24, f"n{at:02}") for at in range(30)]
     at, planner = world(models, cards), Planner()
@@ -201,13 +201,13 @@ def test_room_for_who_takes_the_place_of_another_is_not_given_away_while_that_wa
 
 def test_who_waits_or_may_come_is_asked_once_per_sort_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Kind, Lane]] = []
-    ask = autoscaler.growth._room
+    ask = autoscaler.placement.growth._room
 
     def counted(kind: Kind, lane: Lane) -> Room | None:
         asked.append((kind, lane))
         return ask(kind, lane)
 
-    monkeypatch.setattr("autoscaler.growth._room", counted)
+    monkeypatch.setattr("autoscaler.placement.growth._room", counted)
     cards = [shelf(device(f"g{at}", 24 if at % 2 else 23, product="L4")) for at in range(20)]
     waiting = [want(f"w{at}", 25 + at % 3, 0, products=("l4", "h100")) for at in range(200)]
     cards.append(shelf(device("h0", 80, product="H100"), on("x", 75)))
@@ -218,13 +218,13 @@ def test_who_waits_or_may_come_is_asked_once_per_sort_of_device(monkeypatch: pyt
 
 def test_what_could_be_filled_of_devices_that_are_alike_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    fill = autoscaler.growth.filled_bytes
+    fill = autoscaler.placement.growth.filled_bytes
 
     def counted(left_bytes: int, takers: Iterable[Taker]) -> int:
         asked.append(left_bytes)
         return fill(left_bytes, takers)
 
-    monkeypatch.setattr("autoscaler.growth.filled_bytes", counted)
+    monkeypatch.setattr("autoscaler.placement.growth.filled_bytes", counted)
     cards = [shelf(device(f"g{at}", 24 if at % 2 else 23)) for at in range(20)]
     made = run([want(f"a{at}") for at in range(20)], cards, {Kind(memory_bytes=6 * GI): 1})
     assert sorted({gi for _, gi in grants(made)}) == [17, 18]

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from autoscaler.model import ADOPTED_HASH
-from autoscaler.ordered import Cordon, Place
-from autoscaler.podspec import DO_NOT_DISRUPT, SAFE_TO_EVICT, Pod
 from autoscaler.providers.karpenter.disruption_guard import Guarding
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.reconciler import REST_S
-from autoscaler.settings import Settings
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import PodRef, Replica, World
+from autoscaler.spec.model import ADOPTED_HASH
+from autoscaler.spec.pod import DO_NOT_DISRUPT, SAFE_TO_EVICT, Pod
+from autoscaler.spec.settings import Settings
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import Cordon, Place
+from autoscaler.state.world import PodRef, Replica, World
 from tests.kit.objects import PlayedServer
 from tests.kit.worlds import T0, device, model, replica, world
 from tests.sim.virtual import run

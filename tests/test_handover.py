@@ -9,13 +9,14 @@ from typing import cast
 import msgspec
 import pytest
 
-from autoscaler import serve, shares
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, ReplicaUse, Report, RoutesDelta
-from autoscaler.fold import Observation, fold
-from autoscaler.observations import FollowingSeen, LeadingSeen, Reported, Seen, SlicesSeen, Synced
-from autoscaler.plan import plan
-from autoscaler.serve import Feed, take_report
-from autoscaler.states import ReplicaState as S
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.planner.plan import plan
+from autoscaler.routing import slots
+from autoscaler.server import gateways
+from autoscaler.server.gateways import Feed, take_report
+from autoscaler.state.events import FollowingSeen, LeadingSeen, Reported, Seen, SlicesSeen, Synced
+from autoscaler.state.lifecycle import ReplicaState as S
 from gateway.control.discovery import Finding
 from gateway.control.sync import Link, Sync
 from tests.kit.observed import seen_of
@@ -71,11 +72,11 @@ def test_demand_and_gateways_stay_so_it_starts_at_once_but_stops_nothing() -> No
 
 def test_holds_stand_still_until_every_gateway_has_reported_in_the_epoch() -> None:
     led, _ = fold(world([A], [device()], leads=False), (LED, *there()), T0)
-    assert shares.divide(led, T0) is None
+    assert slots.divide(led, T0) is None
     old, _ = fold(led, (told(waits(epoch=1)),), T0)
-    assert shares.divide(old, T0) is None
+    assert slots.divide(old, T0) is None
     new, _ = fold(old, (told(waits(epoch=7, sequence=6, version=old.version)),), T0)
-    assert shares.divide(new, T0) is not None
+    assert slots.divide(new, T0) is not None
 
 
 def test_what_this_leader_started_is_divided_while_a_gateway_is_silent_and_what_it_found_is_not() -> None:
@@ -86,14 +87,14 @@ def test_what_this_leader_started_is_divided_while_a_gateway_is_silent_and_what_
     by_model = {**led.by_model, B.name: (fresh.id,)}
     led = msgspec.structs.replace(led, replicas={**led.replicas, fresh.id: fresh}, by_model=by_model)
     acts, _ = fold(led, (told(waits(epoch=7, sequence=6, version=led.version)),), T0)
-    moved = shares.divide(acts, T0)
+    moved = slots.divide(acts, T0)
     assert moved is not None
     assert moved.holds == ((G, fresh.id, fresh.slots),)
     given, _ = fold(acts, (moved,), T0)
-    assert shares.divide(given, T0) is None
+    assert slots.divide(given, T0) is None
     other = msgspec.structs.replace(waits(7, version=given.version, name="a"), gateway=GatewayId("g2"), replicas=())
     all_, _ = fold(given, (told(other),), T0)
-    moved = shares.divide(all_, T0)
+    moved = slots.divide(all_, T0)
     assert moved is not None
     assert RUNS.id in {id for _, id, _ in moved.holds}
 
@@ -103,7 +104,7 @@ def test_who_follows_neither_plans_nor_grants() -> None:
     assert plan(known, T0).actions
     after, _ = fold(known, (FollowingSeen(),), T0)
     assert plan(after, T0).actions == ()
-    assert shares.divide(msgspec.structs.replace(after, undivided=frozenset({M})), T0) is None
+    assert slots.divide(msgspec.structs.replace(after, undivided=frozenset({M})), T0) is None
     assert after.replicas == known.replicas, "it goes on seeing"
 
 
@@ -125,7 +126,7 @@ def test_a_loop_that_may_not_act_any_more_orders_nothing_even_before_it_is_told(
 
 
 async def test_a_follower_s_stream_of_routes_is_silent_until_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(gateways, "HEARTBEAT_S", 0.01)
     loop = SteppedLoop(world([A], [device()], [RUNS], [gateway("g1")], leads=False))
     feed = Feed(loop.loop)
     routes, catalogue = feed.routes(G, "b"), feed.catalogue()

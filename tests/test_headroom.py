@@ -6,15 +6,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from autoscaler.actions import AcquireLease
-from autoscaler.fold_capacity import BARRED_S
-from autoscaler.headroom import owner
-from autoscaler.leases import Lease, LeaseRefused, LeasesSeen, Listed
-from autoscaler.observations import SlicesSeen
-from autoscaler.ordered import Cordon, Place
-from autoscaler.plan import plan
+from autoscaler.fold.capacity import BARRED_S
+from autoscaler.planner.plan import plan
+from autoscaler.provisioning.headroom import owner
 from autoscaler.spec.capacity import Cro, ProviderSettings
-from autoscaler.world import Slice, World
+from autoscaler.state.actions import AcquireLease
+from autoscaler.state.events import SlicesSeen
+from autoscaler.state.leases import Lease, LeaseRefused, LeasesSeen, Listed
+from autoscaler.state.operator_orders import Cordon, Place
+from autoscaler.state.world import Slice, World
 from tests.kit.offered import (
     A,
     acted,

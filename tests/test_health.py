@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 
 from autoscaler.contract import GatewayId
-from autoscaler.log import Log
-from autoscaler.ops import OperationsServer
+from autoscaler.explain.decision_log import Log
+from autoscaler.server.ops import OperationsServer
 from gateway.gateway import Front
 from gateway.ops import application
 from pilotlight import health

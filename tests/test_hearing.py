@@ -11,16 +11,16 @@ from typing import cast
 import pytest
 
 from autoscaler.contract import TenantName
-from autoscaler.drivers.kubernetes import kinds, watching
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.customs import Customs
-from autoscaler.drivers.kubernetes.hearing import BREAKS
-from autoscaler.drivers.kubernetes.lease import Elector
-from autoscaler.drivers.kubernetes.watching import Watched
-from autoscaler.installation import CUSTOMS, Installation
-from autoscaler.model import Model, ModelSpec
-from autoscaler.observations import DocumentsSeen
-from autoscaler.tenant import Key, Tenant, TenantSpec
+from autoscaler.kubernetes import optional_kinds, watching
+from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.leader_election import Elector
+from autoscaler.kubernetes.resources.installation import CUSTOMS, Installation
+from autoscaler.kubernetes.resources.watcher import Customs
+from autoscaler.kubernetes.watch import BREAKS
+from autoscaler.kubernetes.watching import Watched
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.spec.tenant import Key, Tenant, TenantSpec
+from autoscaler.state.events import DocumentsSeen
 from pilotlight import resources
 from pilotlight.cluster import Cluster, ClusterOptions
 from tests.kit.apiserver import Server
@@ -123,9 +123,9 @@ class Partly(Server):
 async def test_without_the_right_to_tenants_models_are_in_force_and_without_that_to_models_it_is_said(
     closed: str, told: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds, "RETRY_S", 0.0)
-    monkeypatch.setattr(kinds, "ABSENT_S", 0.0)
-    monkeypatch.setattr(kinds, "TOGETHER_S", 0.0)
+    monkeypatch.setattr(optional_kinds, "RETRY_S", 0.0)
+    monkeypatch.setattr(optional_kinds, "ABSENT_S", 0.0)
+    monkeypatch.setattr(optional_kinds, "TOGETHER_S", 0.0)
     seen: list[DocumentsSeen] = []
     server = Partly(closed)
     installation = Installation(lambda documents, _: seen.append(documents), (CUSTOMS,))

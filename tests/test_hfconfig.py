@@ -16,8 +16,8 @@ from artifacts.formats import hf_config
 from artifacts.formats.hf_config import CONFIG_BYTES_MAX, INDEX, ConfigError, read
 from artifacts.formats.memory import BYTES_MAX, Serving, paged
 from autoscaler.contract import ModelName
-from autoscaler.fit import explain_fit
-from autoscaler.model import Model, ModelSpec
+from autoscaler.explain.fit import explain_fit
+from autoscaler.spec.model import Model, ModelSpec
 from pilotlight.fit import needs
 from pilotlight.gathering import completed
 from tests.kit.budget import examples

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.histories import FORGOTTEN, MOMENTS, HistoryFile
-from autoscaler.drivers.records import StateDirectory
-from autoscaler.world import History
+from autoscaler.drivers.local.history_file import FORGOTTEN, MOMENTS, HistoryFile
+from autoscaler.drivers.local.state_directory import StateDirectory
+from autoscaler.state.world import History
 
 NOT_MOMENTS = {"starts_s", "tries", "episodes", "failure", "failed_hash", "regrets", "used"}
 M = ModelName("m")

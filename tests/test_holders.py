@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.actions import Plan, StartReplica
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.crowded import all_of
-from autoscaler.lanes import Isolation, Room
-from autoscaler.packing import Force, Incumbent, Packing, Shelf, Want
-from autoscaler.plan import plan
-from autoscaler.rulings import evictable
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Slice, SliceId
+from autoscaler.placement.model.predicates import evictable
+from autoscaler.placement.model.types import Force, Incumbent, Packing, Shelf, Want
+from autoscaler.planner.plan import plan
+from autoscaler.queries.overcommit import all_of
+from autoscaler.state.actions import Plan, StartReplica
+from autoscaler.state.lanes import Isolation, Room
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Slice, SliceId
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device, gateway, kinds, level, model, replica, world
 from tests.test_packer import placed, run, shelf, victims, want

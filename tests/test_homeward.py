@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import AcquireLease, Acted, DrainReplica, StartReplica
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.demand import wanted
-from autoscaler.draft import Draft
-from autoscaler.homeward import LEADING_S, LEASES_MAX
-from autoscaler.indices import rebuild
-from autoscaler.leases import AcquireOrder, LeaseId
-from autoscaler.model import Auto, Gpu, Model, ReplicaRange, Rollout
-from autoscaler.ordered import Cordon, CordonsSeen, Place
-from autoscaler.plan import plan
-from autoscaler.rented import KEPT_S, rented
-from autoscaler.settings import Settings
+from autoscaler.demand.desired_replicas import wanted
+from autoscaler.fold.draft import Draft
+from autoscaler.fold.indices import rebuild
+from autoscaler.planner.plan import plan
+from autoscaler.rearrange.consolidation import LEADING_S, LEASES_MAX
+from autoscaler.rearrange.paid_capacity import KEPT_S, rented
 from autoscaler.spec.capacity import Cro, ProviderSettings
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import History, Move, Rented, Replica, Slice, SliceId, World
+from autoscaler.spec.model import Auto, Gpu, Model, ReplicaRange, Rollout
+from autoscaler.spec.settings import Settings
+from autoscaler.state.actions import AcquireLease, Acted, DrainReplica, StartReplica
+from autoscaler.state.leases import AcquireOrder, LeaseId
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, Place
+from autoscaler.state.world import History, Move, Rented, Replica, Slice, SliceId, World
 from tests.kit.offered import A, acted, arrived, cloud, offer, offered, releases, told
 from tests.kit.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, world
 

@@ -13,8 +13,8 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
 from autoscaler.contract import GatewayId
-from autoscaler.log import Log
-from autoscaler.ops import OperationsServer
+from autoscaler.explain.decision_log import Log
+from autoscaler.server.ops import OperationsServer
 from gateway.gateway import Front
 from gateway.ops import application
 from pilotlight import hosts

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.agent_contract import FabricWant
 from autoscaler.contract import FabricReport, PodDevices
-from autoscaler.nodewants import FabricWant
 from pilotlight.agent.gpu import hotplug
 from pilotlight.agent.gpu.bus import Answer, Bus, StepError
 from pilotlight.agent.gpu.hotplug import (

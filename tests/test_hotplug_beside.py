@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.agent_contract import FabricWant
 from autoscaler.contract import FabricReport, PodDevices
-from autoscaler.nodewants import FabricWant
 from pilotlight.agent.gpu.hotplug import VISIBLE_S
 from tests.test_hotplug import AT_A, AT_B, A, B, Rig
 

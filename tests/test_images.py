@@ -9,16 +9,17 @@ from typing import Any, cast
 import pytest
 
 from autoscaler.contract import NodeReport
-from autoscaler.drivers.kubernetes import inventory, nodes
-from autoscaler.drivers.kubernetes.api import Api
-from autoscaler.drivers.kubernetes.inventory import Inventory
-from autoscaler.drivers.kubernetes.vocabulary import NODES
-from autoscaler.fold import fold
-from autoscaler.fold_orders import FORGET_S
-from autoscaler.images import NodeImages, Whereabouts, image, named
-from autoscaler.observations import HostsSeen, ImagesSeen, SlicesSeen
-from autoscaler.ordered import NodeReported
-from autoscaler.settings import Settings
+from autoscaler.drivers.kubernetes.inventory import inventory
+from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
+from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.fold.fold import fold
+from autoscaler.fold.fold_orders import FORGET_S
+from autoscaler.kubernetes.api import Api
+from autoscaler.kubernetes.constants import NODES
+from autoscaler.spec.settings import Settings
+from autoscaler.state.events import HostsSeen, ImagesSeen, SlicesSeen
+from autoscaler.state.images import NodeImages, Whereabouts, image, named
+from autoscaler.state.operator_orders import NodeReported
 from tests.kit.worlds import T0, world
 from tests.test_alternatives import Paths
 

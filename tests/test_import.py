@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from autoscaler.documents import load
+from autoscaler.spec.load import load
 from loadtest import tinygguf
 from pilotlight.cli import cli
 from pilotlight.gathering import load_files, read_documents

@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.documents import DocumentError, load
 from autoscaler.engines import xllamacpp_server
-from autoscaler.foreign import llama_swap
-from autoscaler.foreign.llama_swap_commands import EXTRA_FLAGS
-from autoscaler.foreign.taken import Taken, apart, to_yaml
+from autoscaler.importers.llama_swap import config
+from autoscaler.importers.llama_swap.commands import EXTRA_FLAGS
+from autoscaler.importers.result import Taken, apart, to_yaml
+from autoscaler.spec.load import DocumentError, load
 from tests.kit.budget import examples
 
 WHOLE = """
@@ -63,7 +63,7 @@ ENVIRON = {"SECOND": "sk-two", "MODELS": "/models"}
 
 
 def convert(text: str) -> list[Taken]:
-    return llama_swap.convert("config.yaml", text, ENVIRON, "/srv/swap")
+    return config.convert("config.yaml", text, ENVIRON, "/srv/swap")
 
 
 def model(cmd: str, keys: dict[str, object] | None = None, name: str = "m") -> Taken:
@@ -113,7 +113,7 @@ def test_a_configuration() -> None:
         "args": ["--extra", '{"deep":{"a":1}}'],
         "readinessPath": "/ready",
         "slots": 3,
-        "idleSeconds": llama_swap.NEVER_S,
+        "idleSeconds": config.NEVER_S,
         "start": {"secondsMax": 300},
         "unlisted": True,
     }
@@ -135,20 +135,20 @@ def test_every_key_of_a_model_is_written_or_told() -> None:
     every: dict[str, object] = {
         "cmd": "engine --at={port}", "proxy": "http://localhost:80", "aliases": ["b"], "env": ["A=b"],
         "checkEndpoint": "/x", "ttl": 5, "unlisted": True, "useModelName": "n", "concurrencyLimit": 2,
-        "filters": {"setParams": {"a": 1}}, "timeouts": {"responseHeader": 3}, **dict.fromkeys(llama_swap.MODEL, "x"),
+        "filters": {"setParams": {"a": 1}}, "timeouts": {"responseHeader": 3}, **dict.fromkeys(config.MODEL, "x"),
         "unknown": 1,
     }  # fmt: skip
     before = model("engine ${PORT} 80")
     for key, value in every.items():
         after = model("engine ${PORT} 80", {key: value})
         assert (after.document, after.notes, after.refused) != (before.document, before.notes, before.refused), key
-    known = {field.encode_name for field in msgspec.structs.fields(llama_swap.Entry)}
+    known = {field.encode_name for field in msgspec.structs.fields(config.Entry)}
     assert known <= every.keys()
 
 
 def test_every_key_of_the_whole_is_told() -> None:
     models = {"m": {"cmd": "engine ${PORT}"}}
-    for key in (*llama_swap.WHOLE, "unknown"):
+    for key in (*config.WHOLE, "unknown"):
         about, _ = convert(yaml.safe_dump({"models": models, key: {"a": 1}}))
         assert [note.key for note in about.notes] == [key]
 

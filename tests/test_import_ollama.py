@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.documents import DocumentError, load
-from autoscaler.expected import WrongKeyError
-from autoscaler.foreign import modelfile, ollama
-from autoscaler.foreign.modelfile import Instruction, parse
-from autoscaler.foreign.taken import Taken, to_yaml
+from autoscaler.importers import modelfile, ollama
+from autoscaler.importers.modelfile import Instruction, parse
+from autoscaler.importers.result import Taken, to_yaml
+from autoscaler.spec.decode import WrongKeyError
+from autoscaler.spec.load import DocumentError, load
 from tests.kit.budget import examples
 
 MODELFILE = '''

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler.actions import Acted, FailStart
 from autoscaler.contract import GatewayId, ModelName
-from autoscaler.fold import fold
-from autoscaler.histories import EPISODE_AFTER_S
-from autoscaler.indices import rebuild
-from autoscaler.observations import DocumentsSeen, StartSeen, Tick
-from autoscaler.plan import plan
-from autoscaler.publish import model_route
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Gateway, History, World
+from autoscaler.demand.history import EPISODE_AFTER_S
+from autoscaler.fold.fold import fold
+from autoscaler.fold.indices import rebuild
+from autoscaler.planner.plan import plan
+from autoscaler.routing.routes import model_route
+from autoscaler.state.actions import Acted, FailStart
+from autoscaler.state.events import DocumentsSeen, StartSeen, Tick
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Gateway, History, World
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, Scene, device, drain, folded, gateway, kinds, level, model, replica, world
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler import inbox
 from autoscaler.contract import ModelName, TenantName, Total
-from autoscaler.fold import Observation, fold
-from autoscaler.inbox import INBOX_MAX, Inbox, merged
-from autoscaler.observations import Reported, Seen, Tick
+from autoscaler.controller import inbox
+from autoscaler.controller.inbox import INBOX_MAX, Inbox, merged
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.state.events import Reported, Seen, Tick
 from tests.kit.budget import examples
 from tests.kit.folding import DOC, reported, seen, total
 from tests.kit.worlds import T0, level, use, world

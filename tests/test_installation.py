@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autoscaler.contract import ModelName
-from autoscaler.installation import CUSTOMS, FILES, Installation, Status
-from autoscaler.model import Model, ModelSpec
-from autoscaler.names import Origin
-from autoscaler.observations import DocumentsSeen
-from autoscaler.settings import Settings
+from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation, Status
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.spec.names import Origin
+from autoscaler.spec.settings import Settings
+from autoscaler.state.events import DocumentsSeen
 
 X, Y = Origin(CUSTOMS, "a", "x"), Origin(CUSTOMS, "b", "x")
 

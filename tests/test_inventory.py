@@ -6,23 +6,24 @@ from typing import Any
 
 import pytest
 
-from autoscaler.actions import StartReplica
-from autoscaler.attached import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE, Groups
-from autoscaler.documents import DocumentError, load
-from autoscaler.drivers.kubernetes import claims, nodes
-from autoscaler.explain import explain_model
-from autoscaler.fitting import misfits
-from autoscaler.log import Log
-from autoscaler.model import Model
-from autoscaler.plan import plan
-from autoscaler.podspec import API_VERSION, Pod
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, Settings
-from autoscaler.slicing import table
+from autoscaler.capacity.attachable_nodes import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE, Groups
+from autoscaler.drivers.kubernetes.inventory import resource_claims
+from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.model import explain_model
+from autoscaler.planner.plan import plan
+from autoscaler.provisioning.feasibility import misfits
+from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.vendors import TEMPLATES
-from autoscaler.taints import Taint
-from autoscaler.world import Slice, World
+from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.model import Model
+from autoscaler.spec.pod import API_VERSION, Pod
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.taints import Taint
+from autoscaler.state.world import Slice, World
 from tests.kit.pools import partitionable
 from tests.kit.worlds import T0, device, gateway, level, model, world
 
@@ -204,13 +205,13 @@ def test_where_labels_are_not_known_only_a_contradiction_counts() -> None:
 
 def test_a_look_makes_anew_only_what_changed_and_gives_what_a_first_look_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each look made all, a cluster whose nodes all change cost the square of their number."""
-    asked, inventory = list[str](), table.inventory
+    asked, inventory = list[str](), registry.inventory
 
     def counted(facts: NodeFacts) -> tuple[Slice, ...]:
         asked.append(facts.name)
         return inventory(facts)
 
-    monkeypatch.setattr(table, "inventory", counted)
+    monkeypatch.setattr(registry, "inventory", counted)
     made: nodes.Made = {}
     there = [nodes.read(gpu_node(type="g4dn"))._replace(name=f"n{i}") for i in range(3)]
     first = nodes.slices(there, DECLARED, made=made)
@@ -234,14 +235,14 @@ def test_a_look_makes_anew_only_what_changed_and_gives_what_a_first_look_gives(m
 
 
 def test_what_claims_hold_on_one_node_makes_no_other_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, inventory = list[str](), table.inventory
+    asked, inventory = list[str](), registry.inventory
 
     def counted(facts: NodeFacts) -> tuple[Slice, ...]:
         asked.append(facts.name)
         return inventory(facts)
 
     there = [nodes.NodeSeen(name, {}, usable=True, lost=False) for name in ("n0", "n1")]
-    published = claims.by_node([one for node in there for one in partitionable(node.name)])
+    published = resource_claims.by_node([one for node in there for one in partitionable(node.name)])
     made: nodes.Made = {}
     before = nodes.slices(there, published=published, made=made)
     part = next(
@@ -252,6 +253,6 @@ def test_what_claims_hold_on_one_node_makes_no_other_anew(monkeypatch: pytest.Mo
     )
     after = nodes.slices(there, published=published, kept=["gpu.nvidia.com/n9/gpu-0", part])
     assert after != before, "it is offered before what has no room beside it"
-    monkeypatch.setattr(table, "inventory", counted)
+    monkeypatch.setattr(registry, "inventory", counted)
     assert nodes.slices(there, published=published, kept=["gpu.nvidia.com/n9/gpu-0", part], made=made) == after
     assert asked == ["n1"]

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.documents import DocumentError, load
-from autoscaler.explain import explain_model
-from autoscaler.fit import Needs, explain_fit
-from autoscaler.hosts import Host
-from autoscaler.joins import CLIQUE, UNKNOWN, join, loose, sizes, team
-from autoscaler.lanes import Link
-from autoscaler.log import Log
-from autoscaler.model import Gpu, Model
-from autoscaler.packer import pack
-from autoscaler.packing import Force, Outlook, Packing, Shelf, Want
-from autoscaler.plan import plan
-from autoscaler.rulings import need
-from autoscaler.world import NodeId, Slice, SliceId
-from autoscaler.yard import Yard
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.fit import Needs, explain_fit
+from autoscaler.explain.model import explain_model
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.model.predicates import need
+from autoscaler.placement.model.topology import CLIQUE, UNKNOWN, join, loose, sizes, team
+from autoscaler.placement.model.types import Force, Outlook, Packing, Shelf, Want
+from autoscaler.placement.packer import pack
+from autoscaler.planner.plan import plan
+from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.state.lanes import Link
+from autoscaler.state.resources import Host
+from autoscaler.state.world import NodeId, Slice, SliceId
 from tests.kit.budget import examples
 from tests.kit.laid import laid, looked, names
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world

@@ -19,7 +19,7 @@ from artifacts.peers.selection import Peer
 from artifacts.reference import Reference
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
-from autoscaler.settings import Signatures
+from autoscaler.spec.settings import Signatures
 from pilotlight import keeping as room
 from pilotlight.keeping import LINGER_S, Keeping
 from pilotlight.looking import REASON_CHARS_MAX

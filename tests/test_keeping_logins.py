@@ -13,8 +13,8 @@ from aiohttp import web
 from artifacts.credentials.docker_config import Config, Entry, Login
 from artifacts.http.transport import Site
 from artifacts.registry.client import Client
+from autoscaler.agent_contract import NodeWant, NodeWants
 from autoscaler.contract import ReplicaId, WeightsReport
-from autoscaler.nodewants import NodeWant, NodeWants
 from pilotlight.keeping import Keeping
 from tests.kit import packed
 from tests.kit.fake_registry import FakeRegistry

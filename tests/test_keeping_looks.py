@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from artifacts.store.store import Store
+from autoscaler.agent_contract import wish_of
 from autoscaler.contract import ReplicaId, WeightsReport
-from autoscaler.nodewants import wish_of
 from loadtest import tinygguf
 from pilotlight import fetching, looking
 from pilotlight.fetching import LOOKS_MAX

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from autoscaler.agent_contract import NodeWant
 from autoscaler.contract import ReplicaId
-from autoscaler.nodewants import NodeWant
-from autoscaler.settings import Signatures
+from autoscaler.spec.settings import Signatures
 from tests.kit.fake_hub import TOKEN, FakeHub
 from tests.kit.fake_s3 import FakeS3
 from tests.kit.kept import Kept

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from autoscaler.documents import load
+from autoscaler.spec.load import load
 from pilotlight import keys
 from pilotlight.gathering import KEYS_FILE
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.kinds import TOGETHER_S, Kinds
-from autoscaler.drivers.kubernetes.unreadable import UnreadableObjects
-from autoscaler.drivers.kubernetes.watching import INITIAL_END
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.optional_kinds import TOGETHER_S, Kinds
+from autoscaler.kubernetes.unreadable import UnreadableObjects
+from autoscaler.kubernetes.watching import INITIAL_END
 from tests.sim.virtual import run
 
 ALL: Object = {"metadata": {"resourceVersion": "2", "annotations": {INITIAL_END: "true"}}}

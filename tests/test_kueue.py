@@ -9,17 +9,17 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.leases import NO_MARKS, Listed
-from autoscaler.podspec import GPU
 from autoscaler.providers.kube import Object
 from autoscaler.providers.kueue import workload
 from autoscaler.providers.kueue.provider import KueuePlaces
 from autoscaler.providers.provider import Provider, RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.provider import WAIT_MAX
-from autoscaler.settings import NodeSlicing
 from autoscaler.spec.capacity import Kueue, ProviderSettings
-from autoscaler.world import World
+from autoscaler.spec.pod import GPU
+from autoscaler.spec.settings import NodeSlicing
+from autoscaler.state.leases import NO_MARKS, Listed
+from autoscaler.state.world import World
 from tests.contracts.provider import ProviderContract, order, release
 from tests.kit.fakekueue import NEWEST, FakeKueue
 from tests.kit.objects import PlayedServer

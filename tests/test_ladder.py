@@ -7,10 +7,10 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler import ladder
-from autoscaler.delivery import expected
-from autoscaler.ladder import Rung, choose, climb, order, rung
-from autoscaler.leases import Learnt, Offer
+from autoscaler.capacity.lead_times import expected
+from autoscaler.provisioning import offer_selection
+from autoscaler.provisioning.offer_selection import Rung, choose, climb, order, rung
+from autoscaler.state.leases import Learnt, Offer
 from tests.kit.offered import cloud, offer
 
 
@@ -124,10 +124,10 @@ def test_of_the_best_first_no_more_are_tried_than_it_takes_and_the_choice_is_tha
         tried.append(hopeful.offer.name)
         return real[hopeful.offer.id]
 
-    chosen = ladder.first(climb([made(one, deadline_s) for one, _ in offers], trial), hedges)
+    chosen = offer_selection.first(climb([made(one, deadline_s) for one, _ in offers], trial), hedges)
     would_do = [one for one in real.values() if one is not None]
     assert chosen == choose(would_do, hedges)
     assert len(tried) == len(set(tried))
-    if chosen is not None and chosen.rung.in_time >= ladder.NOT_LATE * ladder.IN_TIME:
+    if chosen is not None and chosen.rung.in_time >= offer_selection.NOT_LATE * offer_selection.IN_TIME:
         cheaper = [one for one, _ in offers if order(made(one, deadline_s)) <= order(chosen.rung)]
         assert sorted(tried) == sorted(one.name for one in cheaper)

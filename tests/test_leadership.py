@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import NodeReport
-from autoscaler.fold import fold
-from autoscaler.fold_leadership import heard
-from autoscaler.leadership import AHEAD_MAX, EPOCH_MAX, LOOK_S_MAX, Candidate, Record, Write
-from autoscaler.ordered import NodeReported
+from autoscaler.fold.fold import fold
+from autoscaler.fold.operator_orders import heard
+from autoscaler.kubernetes.leadership import AHEAD_MAX, EPOCH_MAX, LOOK_S_MAX, Candidate, Record, Write
+from autoscaler.state.operator_orders import NodeReported
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, world
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from autoscaler.actions import Acted, Plan, ReleaseLease
-from autoscaler.fold import Observation
-from autoscaler.leasecounts import Counted, counted, state_of
-from autoscaler.leases import LeaseRefused, LeasesSeen, ReleaseOrder
-from autoscaler.loop import Step
-from autoscaler.metrics import Metrics
-from autoscaler.observations import SlicesSeen
-from autoscaler.world import World
+from autoscaler.controller.loop import Step
+from autoscaler.fold.fold import Observation
+from autoscaler.server.leasecounts import Counted, counted, state_of
+from autoscaler.server.metrics import Metrics
+from autoscaler.state.actions import Acted, Plan, ReleaseLease
+from autoscaler.state.events import SlicesSeen
+from autoscaler.state.leases import LeaseRefused, LeasesSeen, ReleaseOrder
+from autoscaler.state.world import World
 from tests.kit.offered import acted, arrived, listed, offer, shown, surge, told
 from tests.kit.worlds import T0
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import StartReplica
+from autoscaler.capacity.ordered_slices import hindered, is_of, marks
 from autoscaler.contract import ModelName
-from autoscaler.leased import hindered, is_of, marks
-from autoscaler.leases import NO_MARKS, Lease, LeasesSeen, Listed, Marks
-from autoscaler.model import Gpu
-from autoscaler.plan import plan
-from autoscaler.world import DeviceId, NodeId, Slice, SliceId, World
+from autoscaler.planner.plan import plan
+from autoscaler.spec.model import Gpu
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.leases import NO_MARKS, Lease, LeasesSeen, Listed, Marks
+from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 from tests.kit.offered import A, acted, arrived, cloud, offer, offered, orders, releases, shown, surge, told
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName
-from autoscaler.leasenames import intent_of, name_of, next_name
-from autoscaler.leases import UNSEEN_S, Lease, LeaseId, Listed
+from autoscaler.state.capacity_orders import intent_of, name_of, next_name
+from autoscaler.state.leases import UNSEEN_S, Lease, LeaseId, Listed
 from tests.kit.offered import offer
 from tests.kit.worlds import T0
 

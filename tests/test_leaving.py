@@ -9,16 +9,16 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from autoscaler.actions import Acted, Plan, ReleaseLease
-from autoscaler.drivers.kubernetes.api import Api
-from autoscaler.drivers.kubernetes.events import Events
-from autoscaler.drivers.kubernetes.happenings import Regarding
-from autoscaler.indices import rebuild
-from autoscaler.leases import ReleaseOrder
-from autoscaler.leaving import STUCK_S, Leaving
-from autoscaler.loop import Step
-from autoscaler.metrics import Metrics
-from autoscaler.world import World
+from autoscaler.controller.loop import Step
+from autoscaler.fold.indices import rebuild
+from autoscaler.kubernetes.api import Api
+from autoscaler.kubernetes.resources.event_log import Regarding
+from autoscaler.kubernetes.resources.event_writer import Events
+from autoscaler.provisioning.release import STUCK_S, Leaving
+from autoscaler.server.metrics import Metrics
+from autoscaler.state.actions import Acted, Plan, ReleaseLease
+from autoscaler.state.leases import ReleaseOrder
+from autoscaler.state.world import World
 from tests.kit.chart import CHART
 from tests.kit.offered import A, acted, arrived, offer, shown, surge, told
 from tests.kit.worlds import T0, replica

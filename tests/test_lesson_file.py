@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.drivers.lessons import LessonFile
-from autoscaler.drivers.records import StateDirectory
+from autoscaler.drivers.local.lessons import LessonFile
+from autoscaler.drivers.local.state_directory import StateDirectory
 from tests.kit.taught import cluster, exercise_of, lesson
 
 LESSON = lesson(exercise_of(cluster()), 1, apart=True)

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from autoscaler import lessons
-from autoscaler.fold import fold
-from autoscaler.hosts import BYTES_MAX, CPU_MAX
-from autoscaler.lanes import Kind, Lane, Wanted
-from autoscaler.learning import SEED, Learner
-from autoscaler.lesson import Alike, Exercise, Lesson
-from autoscaler.lessons import ALIKE_MAX, FAILED_S, LANES_MAX, Tried, exercise, played, why
-from autoscaler.observations import LessonLearnt
-from autoscaler.waste import WHOLE, Face, Tables, Taught, untaught
-from autoscaler.world import History, World
+from autoscaler.fold.fold import fold
+from autoscaler.placement.index.residual_waste import WHOLE, Face, Tables, Taught, untaught
+from autoscaler.placement.learning import training
+from autoscaler.placement.learning.learner import SEED, Learner
+from autoscaler.placement.learning.training import ALIKE_MAX, FAILED_S, LANES_MAX, Tried, exercise, played, why
+from autoscaler.state.events import LessonLearnt
+from autoscaler.state.lanes import Kind, Lane, Wanted
+from autoscaler.state.placement_value import Alike, Exercise, Lesson
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX
+from autoscaler.state.world import History, World
 from tests.kit.taught import cluster, exercise_of, lesson
 from tests.kit.worlds import GI, T0, device, model, world
 
 LANE = Lane(24 * GI)
-AGAIN_S = lessons.AGAIN_S
+AGAIN_S = training.AGAIN_S
 CHANGED = "what is asked for has changed"
 
 
@@ -80,8 +80,8 @@ def test_a_large_cluster_is_played_by_a_part_of_each_kind_of_its_nodes() -> None
 
 
 def test_what_is_known_at_once_is_how_often_which_size_is_asked_for() -> None:
-    made = lessons.begin(exercise_of(cluster()))
-    known, sizes = lessons.taught(made), untaught({334: 1.0, 500: 1.0})
+    made = training.begin(exercise_of(cluster()))
+    known, sizes = training.taught(made), untaught({334: 1.0, 500: 1.0})
     assert (made.learnt, known.faces) == (False, ())
     assert np.array_equal(known.tables.values, sizes.tables.values)
     assert np.array_equal(known.tables.prices, sizes.tables.prices)
@@ -91,12 +91,12 @@ def test_what_is_known_at_once_is_how_often_which_size_is_asked_for() -> None:
 def test_the_same_exercise_gives_the_same_lesson_and_another_seed_another() -> None:
     one = exercise_of(cluster(2))
     made, again, other = (
-        lessons.learn(each, lambda seed: random.Random(seed).randrange) for each in (one, one, replace(one, seed=1))
+        training.learn(each, lambda seed: random.Random(seed).randrange) for each in (one, one, replace(one, seed=1))
     )
     assert made == again
     assert made.learnt
     assert made.exercise == one
-    assert lessons.taught(made).faces == (Face((("", LANE.memory_bytes),) * 2, CPU_MAX),)
+    assert training.taught(made).faces == (Face((("", LANE.memory_bytes),) * 2, CPU_MAX),)
     assert made.values != other.values
 
 
@@ -115,7 +115,7 @@ def test_of_all_lessons_that_with_the_highest_score_is_kept(
         return iter(heard)
 
     monkeypatch.setattr(Learner, "lessons", told)
-    made = lessons.taught(lessons.learn(one, lambda seed: random.Random(seed).randrange))
+    made = training.taught(training.learn(one, lambda seed: random.Random(seed).randrange))
     assert made.tables.prices.tolist() == [3, 0]
 
 
@@ -129,7 +129,7 @@ def learnt(one: World | None = None) -> Lesson:
 def test_it_is_learnt_when_nothing_was_and_not_while_all_is_as_it_was() -> None:
     now = exercise_of(cluster())
     assert why(now, None, None, T0) == "nothing was learnt yet"
-    assert why(now, lessons.begin(now), None, T0) == "nothing was learnt yet"
+    assert why(now, training.begin(now), None, T0) == "nothing was learnt yet"
     assert why(now, learnt(), None, T0) == ""
 
 
@@ -170,7 +170,7 @@ def test_nothing_is_learnt_again_at_once(failed: bool, wait_s: float) -> None:
 
 def test_a_beginning_does_not_replace_what_was_learnt() -> None:
     one = cluster()
-    begun, made = lessons.begin(exercise_of(one)), learnt()
+    begun, made = training.begin(exercise_of(one)), learnt()
     one, _ = fold(one, [LessonLearnt(lesson=begun)], T0)
     assert one.lesson is begun
     one, _ = fold(one, [LessonLearnt(lesson=made)], T0)
@@ -190,8 +190,8 @@ def test_a_lesson_that_is_none_is_refused() -> None:
         replace(made, exercise=replace(made.exercise, nodes=())),
     ):
         with pytest.raises(ValueError, match="a lesson of other nodes"):
-            lessons.taught(wrong)
+            training.taught(wrong)
     for number in (-1, WHOLE * 64 + 1):
         prices = np.array([0, number], np.dtype("<i4")).tobytes()
         with pytest.raises(ValueError, match="a lesson with numbers that are not in 0 to 64000"):
-            lessons.taught(replace(made, prices=prices))
+            training.taught(replace(made, prices=prices))

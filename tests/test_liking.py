@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from autoscaler import engines
-from autoscaler.drivers.kubernetes import pods
-from autoscaler.drivers.kubernetes.liking import APART, NEAR, PREFERRED
-from autoscaler.model import Model
-from autoscaler.ownership import INSTALLATION, Ownership
-from autoscaler.podspec import OURS
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects.pod_overrides import APART, NEAR, PREFERRED
+from autoscaler.spec.model import Model
+from autoscaler.spec.ownership import INSTALLATION, Ownership
+from autoscaler.spec.pod import OURS
 from tests.test_pods import manifest, model, replica
 
 RACK, HOST = "topology.kubernetes.io/rack", "kubernetes.io/hostname"

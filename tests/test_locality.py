@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoscaler.actions import StartReplica
-from autoscaler.images import NodeImages, image
-from autoscaler.locality import IMAGE_BYTES
-from autoscaler.model import Model
-from autoscaler.plan import Planner, plan
-from autoscaler.world import Copy, History, NodeId, World
+from autoscaler.placement.index.locality import IMAGE_BYTES
+from autoscaler.planner.plan import Planner, plan
+from autoscaler.spec.model import Model
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.images import NodeImages, image
+from autoscaler.state.world import Copy, History, NodeId, World
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
 
 ENGINE = "vllm/vllm-openai:v1"

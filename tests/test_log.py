@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autoscaler.actions import FailStart, Unmet
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.log import REFUSED_EVERY_S, Log
-from autoscaler.observations import Transition
-from autoscaler.states import ReplicaState as S
+from autoscaler.explain.decision_log import REFUSED_EVERY_S, Log
+from autoscaler.state.actions import FailStart, Unmet
+from autoscaler.state.events import Transition
+from autoscaler.state.lifecycle import ReplicaState as S
 
 
 def row(at_s: float, model: str = "m") -> Transition:

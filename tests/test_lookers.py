@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from autoscaler.agent_contract import Wish
 from autoscaler.contract import ModelName, NodeReport, WeightsReport
-from autoscaler.fold import fold
-from autoscaler.lookers import SILENT_S, SLOW_S, Lookers
-from autoscaler.model import Model, ModelSpec
-from autoscaler.nodewants import Wish
-from autoscaler.ordered import NodeReported
-from autoscaler.world import NodeId, World
+from autoscaler.fold.fold import fold
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.world import NodeId, World
+from autoscaler.weights.inspection import SILENT_S, SLOW_S, Lookers
 from tests.kit.worlds import T0, world
 
 ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact="oci://r.io/ada:1"))

@@ -17,10 +17,10 @@ from artifacts.fetch.remote_header import NO_TENSORS
 from artifacts.formats import gguf
 from artifacts.pack import oci_layout
 from artifacts.pack.pack import Form
+from autoscaler.agent_contract import wish_of
 from autoscaler.contract import ModelName, WeightsReport
-from autoscaler.fit import Needs
-from autoscaler.model import Adapter, Model, ModelSpec
-from autoscaler.nodewants import wish_of
+from autoscaler.explain.fit import Needs
+from autoscaler.spec.model import Adapter, Model, ModelSpec
 from loadtest import tinygguf
 from pilotlight import shapes
 from pilotlight.fit import needs, told

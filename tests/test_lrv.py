@@ -10,13 +10,13 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from autoscaler import lanes
-from autoscaler.asked import ask_of
-from autoscaler.lanes import Lane, Wanted
-from autoscaler.learning import Learner
-from autoscaler.stock import Stock
-from autoscaler.stocknodes import Node, Place, load_of
-from autoscaler.waste import BINS, LEVELS, Taught, tables
+from autoscaler.placement.index.arrays import Stock
+from autoscaler.placement.index.request import ask_of
+from autoscaler.placement.index.residual_waste import BINS, LEVELS, Taught, tables
+from autoscaler.placement.index.stocknodes import Node, Place, load_of
+from autoscaler.placement.learning.learner import Learner
+from autoscaler.state import lanes
+from autoscaler.state.lanes import Lane, Wanted
 from bench.packing.arrivals import Round, arrange
 from bench.packing.openb import Kind, NodeRow
 from bench.packing.ours import draws, kind, node

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.attached import GPU_COUNT
-from autoscaler.leases import Capacity, Group, GroupsSeen
+from autoscaler.capacity.attachable_nodes import GPU_COUNT
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.machine_groups import LABELS, LOOK_S, NONE_S, Found, Growing, groups
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, Settings
 from autoscaler.spec.capacity import Cro, ProviderSettings
-from autoscaler.world import World
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
+from autoscaler.state.leases import Capacity, Group, GroupsSeen
+from autoscaler.state.world import World
 from tests.kit.objects import PlayedServer
 from tests.kit.worlds import GI
 from tests.sim.virtual import run

@@ -7,15 +7,15 @@ from typing import Literal, cast
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.bringing import VOLUMES
-from autoscaler.drivers.kubernetes.inventory import Inventory
-from autoscaler.drivers.kubernetes.making import Making
-from autoscaler.drivers.kubernetes.vocabulary import NODE_POOL, NODES
+from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
+from autoscaler.drivers.kubernetes.pending_starts import VOLUMES
+from autoscaler.drivers.kubernetes.pod_builder import Making
 from autoscaler.drivers.kubernetes.volumes import MountError
-from autoscaler.podspec import Pod
-from autoscaler.settings import Settings, Weights
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.constants import NODE_POOL, NODES
 from autoscaler.slicing.base import PodFields
+from autoscaler.spec.pod import Pod
+from autoscaler.spec.settings import Settings, Weights
 from tests.kit.localrig import launch
 from tests.kit.worlds import model, replica
 from tests.test_alternatives import Paths

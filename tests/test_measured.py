@@ -5,15 +5,15 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, NodeReport, PodUse
-from autoscaler.fit import Needs, explain_fit
-from autoscaler.fold import fold
-from autoscaler.measured import MARGIN, NOTICED_BYTES, SERVED_S, corrected, seen
-from autoscaler.model import Gpu, Model, ModelSpec
-from autoscaler.observations import DocumentsSeen, HistorySeen, Seen
-from autoscaler.ordered import NodeReported
-from autoscaler.plan import plan
-from autoscaler.quantity import BytesOrAuto
-from autoscaler.world import History, PodRef, World
+from autoscaler.explain.fit import Needs, explain_fit
+from autoscaler.fold.fold import fold
+from autoscaler.planner.plan import plan
+from autoscaler.queries.memory import MARGIN, NOTICED_BYTES, SERVED_S, corrected, seen
+from autoscaler.spec.model import Gpu, Model, ModelSpec
+from autoscaler.spec.quantity import BytesOrAuto
+from autoscaler.state.events import DocumentsSeen, HistorySeen, Seen
+from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.world import History, PodRef, World
 from tests.kit.observed import seen_of
 from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
 

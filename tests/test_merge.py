@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser
 from prometheus_client.parser import text_string_to_metric_families
 
-from autoscaler.merge import merge
+from autoscaler.server.prometheus_merge import merge
 
 openmetrics_families: Callable[[str], Iterable[Metric]] = parser.text_string_to_metric_families
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

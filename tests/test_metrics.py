@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from autoscaler import inbox
-from autoscaler.actions import CutNode, Plan
-from autoscaler.cuttable import CutOrder
-from autoscaler.loop import Step
-from autoscaler.metrics import Metrics
-from autoscaler.observations import ReplicaSeen, Seen, Tick
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica, World
+from autoscaler.controller import inbox
+from autoscaler.controller.loop import Step
+from autoscaler.server.metrics import Metrics
+from autoscaler.state.actions import CutNode, Plan
+from autoscaler.state.events import ReplicaSeen, Seen, Tick
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.mig import CutOrder
+from autoscaler.state.world import Replica, World
 from tests.kit.folding import reported
 from tests.kit.observed import seen_of
 from tests.kit.steps import SteppedLoop

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from autoscaler.mig_geometry import (
+from autoscaler.slicing.mig_geometry import (
     GEOMETRIES,
     Cut,
     Geometry,

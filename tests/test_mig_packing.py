@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.mig_geometry import (
+from autoscaler.slicing.mig_geometry import (
     GEOMETRIES,
     Cut,
     Geometry,
@@ -24,8 +24,8 @@ from autoscaler.mig_geometry import (
     room,
     starts,
 )
-from autoscaler.mig_packing import FILLING_EACH, FILLING_LEAST, NOW, WORK, Fleet, Found, Refused
-from autoscaler.world import DeviceId
+from autoscaler.slicing.mig_placement import FILLING_EACH, FILLING_LEAST, NOW, WORK, Fleet, Found, Refused
+from autoscaler.state.world import DeviceId
 from tests.kit.budget import examples
 
 H100, A30, H200 = GEOMETRIES["H100-80"], GEOMETRIES["A30"], GEOMETRIES["H200"]

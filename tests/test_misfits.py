@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import Plan
-from autoscaler.fitting import Fitting
-from autoscaler.loop import Step
-from autoscaler.model import Model
-from autoscaler.world import World
+from autoscaler.controller.loop import Step
+from autoscaler.provisioning.feasibility import Fitting
+from autoscaler.spec.model import Model
+from autoscaler.state.actions import Plan
+from autoscaler.state.world import World
 from pilotlight.misfits import Misfits
 from pilotlight.news import SAID_MAX
 from tests.kit.contained import raised

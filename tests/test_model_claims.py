@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.modelclaims import GRACE_S, LOOK_S, RETRY_S, WITHOUT, ModelClaims
-from autoscaler.installation import CUSTOMS, Installation
-from autoscaler.model import Model, ModelSpec
-from autoscaler.names import Origin
-from autoscaler.observations import DocumentsSeen
-from autoscaler.ownership import CLAIM_S, RENEW_S, Claim, elsewhere, title
+from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.model_claims import GRACE_S, LOOK_S, RETRY_S, WITHOUT, ModelClaims
+from autoscaler.kubernetes.resources.installation import CUSTOMS, Installation
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.spec.names import Origin
+from autoscaler.spec.ownership import CLAIM_S, RENEW_S, Claim, elsewhere, title
+from autoscaler.state.events import DocumentsSeen
 
 BLUE, GREEN = title("blue", "pilotlight"), title("green", "pilotlight")
 HOUR_S = 3600

@@ -11,7 +11,7 @@ import pytest
 from artifacts.formats import gguf
 from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
-from autoscaler.model import EngineName, Model, ModelSpec
+from autoscaler.spec.model import EngineName, Model, ModelSpec
 from loadtest import tinygguf
 from pilotlight import gathering
 from pilotlight.modelfile import check_file, header

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.hosts import Host
-from autoscaler.lanes import Isolation
-from autoscaler.packer import pack
-from autoscaler.packing import Force, Incumbent, Outlook, Packing, Shelf, Want
-from autoscaler.waste import untaught
-from autoscaler.world import Copy, NodeId
-from autoscaler.yard import Yard
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.index.residual_waste import untaught
+from autoscaler.placement.model.types import Force, Incumbent, Outlook, Packing, Shelf, Want
+from autoscaler.placement.packer import pack
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Host
+from autoscaler.state.world import Copy, NodeId
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
 from tests.test_packer import incumbents, shelf

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler import mounts
-from autoscaler.documents import DocumentError, load
-from autoscaler.mounts import Choice, ClusterFacts, Found, NodeFacts
-from autoscaler.settings import Settings, Signatures, Weights
+from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.settings import Settings, Signatures, Weights
+from autoscaler.weights import mounts
+from autoscaler.weights.mounts import Choice, ClusterFacts, Found, NodeFacts
 
 OCI = "oci://ghcr.io/acme/llama:8b"
 DIGEST = "sha256:" + 64 * "a"

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.catalogue import model_entry
 from autoscaler.contract import ModelName, TenantName
 from autoscaler.engines import launch
-from autoscaler.model import Adapter, Model, ModelSpec
-from autoscaler.names import Origin, Settled, settle, settle_tenants
-from autoscaler.tenant import Key, Tenant, TenantSpec
+from autoscaler.routing.catalogue import model_entry
+from autoscaler.spec.model import Adapter, Model, ModelSpec
+from autoscaler.spec.names import Origin, Settled, settle, settle_tenants
+from autoscaler.spec.tenant import Key, Tenant, TenantSpec
 from tests.kit.budget import examples
 
 

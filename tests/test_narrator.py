@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import Plan
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.leases import Capacity
-from autoscaler.log import Refused
-from autoscaler.loop import Step
-from autoscaler.observations import Transition
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import World
+from autoscaler.controller.loop import Step
+from autoscaler.explain.decision_log import Refused
+from autoscaler.state.actions import Plan
+from autoscaler.state.events import Transition
+from autoscaler.state.leases import Capacity
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import World
 from pilotlight.narrator import Narrator
 
 LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3}  (.*)$")

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from artifacts.formats.memory import Estimate
 from autoscaler.contract import ModelName
 from autoscaler.engines import ENGINES, launch
-from autoscaler.expected import WrongKeyError, decode
-from autoscaler.fit import Fit, explain_fit
-from autoscaler.model import EngineName, Gpu, Model, ModelSpec
-from autoscaler.quantity import BytesOrAuto
-from autoscaler.rules import check_model
-from autoscaler.sizing import PAGED, given, spare_bytes, why_rigid
+from autoscaler.explain.fit import Fit, explain_fit
+from autoscaler.queries.sizing import PAGED, given, spare_bytes, why_rigid
+from autoscaler.spec.decode import WrongKeyError, decode
+from autoscaler.spec.model import EngineName, Gpu, Model, ModelSpec
+from autoscaler.spec.quantity import BytesOrAuto
+from autoscaler.spec.rules import check_model
 from pilotlight.fit import needs
 from pilotlight.gathering import completed
 from pilotlight.needs import comes, estimate, serving

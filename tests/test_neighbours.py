@@ -19,7 +19,7 @@ from artifacts.digest import Digest
 from artifacts.fetch import registry
 from artifacts.fetch.registry import Registries
 from artifacts.store.store import Store
-from autoscaler.nodepeers import NodePeer, NodePeers
+from autoscaler.weights.peers import NodePeer, NodePeers
 from pilotlight.access import Access
 from pilotlight.certificates import Identity
 from pilotlight.listen import Address

@@ -8,18 +8,18 @@ from collections.abc import Awaitable, Callable, Collection
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import Plan
+from autoscaler.agent_contract import OWN, Laid
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
-from autoscaler.drivers.kubernetes.bringing import BRINGING, Bringing
-from autoscaler.fold import fold
-from autoscaler.loop import Step
-from autoscaler.model import Gpu, Model, ModelSpec
-from autoscaler.mounts import ClusterFacts
-from autoscaler.nodesupply import HOW, LOOK_S_MAX, NodeSupply, NotBroughtError
-from autoscaler.nodewants import OWN, Laid
-from autoscaler.ordered import NodeReported
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica, World
+from autoscaler.controller.loop import Step
+from autoscaler.controller.weights_wait import HOW, LOOK_S_MAX, NodeSupply, NotBroughtError
+from autoscaler.drivers.kubernetes.pending_starts import BRINGING, Bringing
+from autoscaler.fold.fold import fold
+from autoscaler.spec.model import Gpu, Model, ModelSpec
+from autoscaler.state.actions import Plan
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.world import Replica, World
+from autoscaler.weights.mounts import ClusterFacts
 from tests.kit.worlds import T0, device, replica, world
 
 ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="vllm", artifact="oci://r.io/a:1"))

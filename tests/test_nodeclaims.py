@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from autoscaler.leases import Listed
 from autoscaler.providers.karpenter import nodeclaim, nodepool
 from autoscaler.providers.kube import Object
+from autoscaler.state.leases import Listed
 from tests.kit.objects import stamp
 from tests.kit.played_karpenter import node_pool
 from tests.kit.templates import T4_NODES, t4_order

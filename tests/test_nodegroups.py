@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes import nodes
-from autoscaler.podspec import MANAGED_BY, PLACE, Pod, Resources, Toleration
+from autoscaler.drivers.kubernetes.objects import node
 from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS, PATIENCE_S, REFUSED, TRIGGERED, keeper_of
 from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
 from autoscaler.providers.karpenter.nodeclaim import WRITER
 from autoscaler.providers.karpenter.provider import NODES
 from autoscaler.providers.provider import Provider, RefusedError
-from autoscaler.settings import Price
 from autoscaler.spec.capacity import ClusterAutoscaler
-from autoscaler.world import World
+from autoscaler.spec.pod import MANAGED_BY, PLACE, Pod, Resources, Toleration
+from autoscaler.spec.settings import Price
+from autoscaler.state.world import World
 from tests.contracts.provider import ProviderContract, one, order, owned, release
 from tests.kit.played_autoscaler import FULL, NODE_S, PODS, PlayedAutoscaler
 from tests.kit.played_karpenter import pod
@@ -221,7 +221,7 @@ def test_the_lease_stays_when_a_replica_takes_the_placeholders_room() -> None:
         await provider.acquire(made)
         await asyncio.sleep(NODE_S + 20.0)
         bound = server.objects[f"{PODS}/{made.id.name}"]
-        assert nodes.read_other(bound) is None, "what it has is free for Replicas"
+        assert node.read_other(bound) is None, "what it has is free for Replicas"
         await server.delete(f"{PODS}/{made.id.name}")  # the scheduler takes it away
         assert (await one(provider)).phase == "here"
 

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from pytest_aiohttp import AiohttpClient
 
 from artifacts.peers import selection
+from autoscaler.agent_contract import NodeWant, NodeWants
 from autoscaler.contract import NODE_EXPIRY_S, NodeReport, WeightsReport
-from autoscaler.fold import fold
-from autoscaler.nodepeers import KEPT_S, PEERS_MAX, Asked, NodePeer, NodePeers, chosen, having
-from autoscaler.nodewants import NodeWant, NodeWants
-from autoscaler.ordered import NodeReported
-from autoscaler.serve import ContractServer
-from autoscaler.world import NodeId, World
+from autoscaler.fold.fold import fold
+from autoscaler.server.gateways import ContractServer
+from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.world import NodeId, World
+from autoscaler.weights.peers import KEPT_S, PEERS_MAX, Asked, NodePeer, NodePeers, chosen, having
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, world
 

@@ -9,8 +9,8 @@ import pytest
 from autoscaler.providers.karpenter import nodepool
 from autoscaler.providers.karpenter.nodepool import Pool, Variant
 from autoscaler.providers.kube import Object
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind
 from tests.kit.played_karpenter import node_pool
 from tests.kit.templates import T4_NODES
 from tests.kit.worlds import GI

@@ -9,29 +9,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.actions import DrainReplica, StartReplica, StopReplica
-from autoscaler.api import devices
 from autoscaler.contract import GatewayId, ModelName, Report
-from autoscaler.drivers.kubernetes import nodes
-from autoscaler.drivers.kubernetes.nodes import OtherPod
-from autoscaler.drivers.kubernetes.replica_events import unbound
-from autoscaler.explain import explain_model
-from autoscaler.fold import fold
-from autoscaler.lanes import Room
-from autoscaler.log import Log
-from autoscaler.model import Model
-from autoscaler.nodes import OTHERS
-from autoscaler.observations import Reported, Seen, SlicesSeen
-from autoscaler.packer import pack
-from autoscaler.packing import Outlook, Shelf, Want
-from autoscaler.plan import plan
-from autoscaler.podspec import GPU, Pod, Toleration
-from autoscaler.settings import Settings
-from autoscaler.states import ReplicaState as S
-from autoscaler.stranded import SHUN_S, SHUN_S_MAX, STRANDED_S
-from autoscaler.taints import Shun, Taint, repels
-from autoscaler.world import History, NodeId, Replica, Slice, World
-from autoscaler.yard import Yard
+from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.drivers.kubernetes.objects.node import OtherPod
+from autoscaler.drivers.kubernetes.objects.replica_events import unbound
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.model import explain_model
+from autoscaler.fold.fold import fold
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.model.types import Outlook, Shelf, Want
+from autoscaler.placement.packer import pack
+from autoscaler.planner.plan import plan
+from autoscaler.queries.node_reports import OTHERS
+from autoscaler.queries.stranded_pods import SHUN_S, SHUN_S_MAX, STRANDED_S
+from autoscaler.server.api import devices
+from autoscaler.spec.model import Model
+from autoscaler.spec.pod import GPU, Pod, Toleration
+from autoscaler.spec.settings import Settings
+from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
+from autoscaler.state.events import Reported, Seen, SlicesSeen
+from autoscaler.state.lanes import Room
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.taints import Shun, Taint, repels
+from autoscaler.state.world import History, NodeId, Replica, Slice, World
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device, folded, gateway, kinds, level, model, replica, world
 

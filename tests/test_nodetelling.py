@@ -11,21 +11,21 @@ import pytest
 from msgspec.structs import replace
 from pytest_aiohttp import AiohttpClient
 
-from autoscaler import nodetelling
-from autoscaler.actions import Plan
+from autoscaler.agent_contract import ImageWant, NodeWants
 from autoscaler.contract import ModelName
-from autoscaler.images import NodeImages, image
-from autoscaler.lookers import SILENT_S
-from autoscaler.loop import Listener, Loop, Step
-from autoscaler.model import Gpu, Model, ModelSpec
-from autoscaler.nodetelling import BLANK, NodeTelling
-from autoscaler.nodewants import ImageWant, NodeWants
-from autoscaler.observations import DocumentsSeen, Tick
-from autoscaler.quantity import BytesOrAuto
-from autoscaler.serve import ContractServer
-from autoscaler.settings import Settings, Weights
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import NodeId, World
+from autoscaler.controller.loop import Listener, Loop, Step
+from autoscaler.server import nodetelling
+from autoscaler.server.gateways import ContractServer
+from autoscaler.server.nodetelling import BLANK, NodeTelling
+from autoscaler.spec.model import Gpu, Model, ModelSpec
+from autoscaler.spec.quantity import BytesOrAuto
+from autoscaler.spec.settings import Settings, Weights
+from autoscaler.state.actions import Plan
+from autoscaler.state.events import DocumentsSeen, Tick
+from autoscaler.state.images import NodeImages, image
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import NodeId, World
+from autoscaler.weights.inspection import SILENT_S
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, device, replica, world
 from tests.test_prepull import ENGINE, at, needs

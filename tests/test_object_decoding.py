@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.drivers.kubernetes import decoding
-from autoscaler.drivers.kubernetes.decoding import DEPTH_MAX
-from autoscaler.drivers.kubernetes.unreadable import Unreadable
+from autoscaler.kubernetes import decoding
+from autoscaler.kubernetes.decoding import DEPTH_MAX
+from autoscaler.kubernetes.unreadable import Unreadable
 from tests.kit.budget import examples
 
 METADATA = {"name": "m", "namespace": "n", "resourceVersion": "7"}

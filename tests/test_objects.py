@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import cast
 
-from autoscaler.drivers.kubernetes.api import Api, UnreachableError
-from autoscaler.drivers.kubernetes.decoding import Page
-from autoscaler.drivers.kubernetes.unreadable import Unreadable, UnreadableObjects
-from autoscaler.drivers.kubernetes.watching import INITIAL_END, RETRY_S_MAX
+from autoscaler.kubernetes.api import Api, UnreachableError
+from autoscaler.kubernetes.decoding import Page
+from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
+from autoscaler.kubernetes.watching import INITIAL_END, RETRY_S_MAX
 from autoscaler.providers.kube import AT_HAND, Object
 from pilotlight.objects import KEPT_S, Objects
 from tests.sim.virtual import run

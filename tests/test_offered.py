@@ -7,14 +7,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from autoscaler.explain import explain_model
-from autoscaler.leases import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
-from autoscaler.log import Log
-from autoscaler.model import Gpu, Model
-from autoscaler.offered import Step, ladder
-from autoscaler.packing import Force
-from autoscaler.plan import plan
-from autoscaler.world import World
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.ladder import Step, ladder
+from autoscaler.explain.model import explain_model
+from autoscaler.placement.model.types import Force
+from autoscaler.planner.plan import plan
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.state.leases import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
+from autoscaler.state.world import World
 from tests.kit.offered import A, acted, cloud, offer, offered, releases, shown, surge, told
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, use, world
 

@@ -6,7 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.actions import (
+from autoscaler.contract import DeviceReport, ModelName, NodeReport, ReplicaId
+from autoscaler.demand.desired_replicas import LIVE
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.model import explain_model, status
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.planner.plan import plan
+from autoscaler.queries.cordons import FORCE_S, closed, moving, must_go
+from autoscaler.queries.gateways import verdict
+from autoscaler.queries.node_reports import measured
+from autoscaler.server.api import nodes
+from autoscaler.state.actions import (
     AcquireLease,
     Acted,
     CutNode,
@@ -16,19 +26,9 @@ from autoscaler.actions import (
     ReviveReplica,
     StartReplica,
 )
-from autoscaler.api import nodes
-from autoscaler.contract import DeviceReport, ModelName, NodeReport, ReplicaId
-from autoscaler.demand import LIVE
-from autoscaler.drain import verdict
-from autoscaler.explain import explain_model, status
-from autoscaler.fold import Observation, fold
-from autoscaler.log import Log
-from autoscaler.nodes import measured
-from autoscaler.operators import FORCE_S, closed, moving, must_go
-from autoscaler.ordered import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeReported, Place
-from autoscaler.plan import plan
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import History, SliceId, World
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeReported, Place
+from autoscaler.state.world import History, SliceId, World
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, world
 from tests.test_plan import worlds

@@ -18,15 +18,15 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from pytest_aiohttp import AiohttpClient
 
-from autoscaler import openapi, page
-from autoscaler.actions import DrainReplica, Plan
 from autoscaler.contract import ReplicaId, TenantName
-from autoscaler.log import Log
-from autoscaler.observations import Transition
-from autoscaler.ops import OperationsServer
-from autoscaler.states import ReplicaState as S
-from autoscaler.tenant import Key, Tenant, TenantSpec
-from autoscaler.world import World
+from autoscaler.explain.decision_log import Log
+from autoscaler.server import openapi, page
+from autoscaler.server.ops import OperationsServer
+from autoscaler.spec.tenant import Key, Tenant, TenantSpec
+from autoscaler.state.actions import DrainReplica, Plan
+from autoscaler.state.events import Transition
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import World
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
 
@@ -221,7 +221,7 @@ async def test_the_page_reads_paths_and_fields_that_exist(aiohttp_client: Aiohtt
 async def test_a_gateway_that_hangs_costs_the_scrape_only_its_timeout(
     aiohttp_client: AiohttpClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.ops.SCRAPE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("autoscaler.server.ops.SCRAPE_TIMEOUT_S", 0.05)
     with socket.socket(socket.AF_UNIX) as hangs:
         hangs.bind(str(tmp_path / "g.sock"))
         hangs.listen(1)  # the kernel takes the connection; nobody answers

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from autoscaler.views import Row, Sentences
+from autoscaler.queries.views import Row, Sentences
 from pilotlight import ops_client
 from pilotlight.cli import cli
 from tests.kit.foreign_server import FOREIGN, HEAD, serving, sized

@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.hosts import CPU_MAX
-from autoscaler.lanes import Isolation, Kind
-from autoscaler.model import Gpu, Model
-from autoscaler.outlook import HALF_LIFE_S, KINDS_MAX, histogram, outlook
-from autoscaler.podspec import Pod, Resources
-from autoscaler.settings import Settings
-from autoscaler.world import History, World
+from autoscaler.placement.learning.expected_demand import HALF_LIFE_S, KINDS_MAX, histogram, outlook
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.spec.pod import Pod, Resources
+from autoscaler.spec.settings import Settings
+from autoscaler.state.lanes import Isolation, Kind
+from autoscaler.state.resources import CPU_MAX
+from autoscaler.state.world import History, World
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
 
 

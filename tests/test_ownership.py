@@ -7,8 +7,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.drivers.kubernetes.api import Object
-from autoscaler.ownership import ANYBODYS, INSTALLATION, Ownership, identity
+from autoscaler.kubernetes.api import Object
+from autoscaler.spec.ownership import ANYBODYS, INSTALLATION, Ownership, identity
 
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 NAMESPACES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True)

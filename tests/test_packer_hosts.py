@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import ReplicaId
-from autoscaler.hosts import NOTHING, Beside, Host
-from autoscaler.lanes import Room
-from autoscaler.packer import pack
-from autoscaler.packing import Force, Incumbent, Outlook, Packing, Shelf, Want
-from autoscaler.rulings import evictable, need
-from autoscaler.world import NodeId, SliceId
-from autoscaler.yard import Yard
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.model.predicates import evictable, need
+from autoscaler.placement.model.types import Force, Incumbent, Outlook, Packing, Shelf, Want
+from autoscaler.placement.packer import pack
+from autoscaler.state.lanes import Room
+from autoscaler.state.resources import NOTHING, Beside, Host
+from autoscaler.state.world import NodeId, SliceId
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
 from tests.test_packer import on, placed, shelf, victims, want

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autoscaler.mig_geometry import GEOMETRIES, Cut, Geometry, Layout, starts
+from autoscaler.slicing.mig_geometry import GEOMETRIES, Cut, Geometry, Layout, starts
 
 Counts = tuple[tuple[str, int], ...]
 

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from autoscaler.drivers.kubernetes import api as client
-from autoscaler.drivers.kubernetes.access import Access
-from autoscaler.drivers.kubernetes.api import TRIES_MAX, Api, ApiError, FencedError
+from autoscaler.kubernetes import api as client
+from autoscaler.kubernetes.api import TRIES_MAX, Api, ApiError, FencedError
+from autoscaler.kubernetes.kubeconfig import Access
 
 pytestmark = pytest.mark.standard
 

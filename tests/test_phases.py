@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.actions import StartReplica
-from autoscaler.drivers.kubernetes.beginning import Beginning
-from autoscaler.histories import limit_s
-from autoscaler.observations import LeadingSeen, Seen, Synced
-from autoscaler.phases import PARTS, last_phases_ms, parts_s, phases_s, told_s
-from autoscaler.world import Placing, PodRef, Replica
+from autoscaler.demand.history import limit_s
+from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
+from autoscaler.queries.start_phases import PARTS, last_phases_ms, parts_s, phases_s, told_s
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.events import LeadingSeen, Seen, Synced
+from autoscaler.state.world import Placing, PodRef, Replica
 from tests.kit.folding import DOC, M, R, after, pending, seen
 from tests.kit.workload import Bench
 from tests.kit.worlds import T0, replica, world

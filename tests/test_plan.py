@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.actions import (
+from autoscaler.planner.plan import plan
+from autoscaler.spec.model import ADOPTED_HASH, Gpu, Rollout, Start
+from autoscaler.state.actions import (
     AcquireLease,
     CutNode,
     DrainReplica,
@@ -20,10 +22,8 @@ from autoscaler.actions import (
     StartReplica,
     StopReplica,
 )
-from autoscaler.model import ADOPTED_HASH, Gpu, Rollout, Start
-from autoscaler.plan import plan
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Gateway, History, World
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Gateway, History, World
 from tests.kit.budget import examples
 from tests.kit.worlds import (
     GI,

@@ -6,16 +6,26 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from autoscaler.awaited import DRIVER, FAILED, RESCHEDULE, Awaited, AwaitedSeen, device_of, is_claims, kind_of, read
-from autoscaler.leased import CLAIMED, shut
-from autoscaler.leases import LeaseRefused, Offer, OffersSeen, ProvidersSeen
-from autoscaler.observations import SlicesSeen
-from autoscaler.plan import plan
-from autoscaler.pledges import CLAIM_S, Published, published
-from autoscaler.returning import WITHDRAW_S
-from autoscaler.settings import Settings
+from autoscaler.capacity.ordered_slices import CLAIMED, shut
+from autoscaler.planner.plan import plan
+from autoscaler.provisioning.device_claims import CLAIM_S, Published, published
+from autoscaler.provisioning.returning import WITHDRAW_S
 from autoscaler.spec.capacity import ProviderSettings, Redfish
-from autoscaler.world import World
+from autoscaler.spec.settings import Settings
+from autoscaler.state.device_claims import (
+    DRIVER,
+    FAILED,
+    RESCHEDULE,
+    Awaited,
+    AwaitedSeen,
+    device_of,
+    is_claims,
+    kind_of,
+    read,
+)
+from autoscaler.state.events import SlicesSeen
+from autoscaler.state.leases import LeaseRefused, Offer, OffersSeen, ProvidersSeen
+from autoscaler.state.world import World
 from tests.kit.offered import A, acted, arrived, offer, offered, orders, releases, shown, surge, told
 from tests.kit.worlds import T0, world
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.podevents import LOOK_S, LOOK_S_MAX, PodEvents, failure_of
-from autoscaler.drivers.kubernetes.pods import IMAGE_S_MAX, PodSeen
-from autoscaler.drivers.kubernetes.watching import Key, Watched
+from autoscaler.drivers.kubernetes.objects.pod import IMAGE_S_MAX, PodSeen
+from autoscaler.drivers.kubernetes.pod_events import LOOK_S, LOOK_S_MAX, PodEvents, failure_of
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.watching import Key, Watched
 from tests.test_clearing import RUNS
 
 SECRET = 'MountVolume.SetUp failed for volume "a" : secret "weights-login" not found'

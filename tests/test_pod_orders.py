@@ -7,15 +7,15 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes import orders as orders_
-from autoscaler.drivers.kubernetes import pods
-from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.orders import CONFLICTS_MAX, Hears, Orders
-from autoscaler.drivers.kubernetes.pods import PodSeen
-from autoscaler.drivers.kubernetes.watching import Watched
-from autoscaler.leases import Marks
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Drain, Replica
+from autoscaler.drivers.kubernetes import pod_writer as orders_
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects.pod import PodSeen
+from autoscaler.drivers.kubernetes.pod_writer import CONFLICTS_MAX, Hears, Orders
+from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.kubernetes.watching import Watched
+from autoscaler.state.leases import Marks
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Drain, Replica
 from tests.kit.localrig import launch, replica
 
 PATH = "/api/v1/namespaces/n/pods"

@@ -9,17 +9,18 @@ import pytest
 
 from autoscaler import engines
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.documents import DocumentError, load
-from autoscaler.drivers.kubernetes import nodes, pods
-from autoscaler.drivers.kubernetes.overlay import claimed, lay
-from autoscaler.hosts import Beside
-from autoscaler.model import Model
-from autoscaler.podspec import GPU, Pod, Resources, SecretName, Toleration
-from autoscaler.settings import PriorityClass, Settings
+from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects.overlay import claimed, lay
+from autoscaler.queries.stranded_pods import kept_off
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.vendors import RESOURCES
-from autoscaler.stranded import kept_off
-from autoscaler.world import Replica, SliceId
+from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.model import Model
+from autoscaler.spec.pod import GPU, Pod, Resources, SecretName, Toleration
+from autoscaler.spec.settings import PriorityClass, Settings
+from autoscaler.state.resources import Beside
+from autoscaler.state.world import Replica, SliceId
 
 TEXT = """
 apiVersion: pilotlight.dev/v1alpha1

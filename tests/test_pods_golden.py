@@ -7,12 +7,13 @@ import re
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes import claims, pods
-from autoscaler.drivers.kubernetes.api import Object
-from autoscaler.model import Gpu, Model, ModelSpec
-from autoscaler.sizing import given
-from autoscaler.slicing import table
+from autoscaler.drivers.kubernetes.inventory import resource_claims
+from autoscaler.drivers.kubernetes.objects import pod
+from autoscaler.kubernetes.api import Object
+from autoscaler.queries.sizing import given
+from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
+from autoscaler.spec.model import Gpu, Model, ModelSpec
 from pilotlight.cluster import launch
 from tests.kit import sliced
 from tests.kit.golden import agrees
@@ -33,16 +34,16 @@ EMITTED = {name: one.node for name, one in sliced.EXAMPLES.items() if one.open} 
 
 def emitted(node: NodeFacts, devices: int = 1) -> list[Object]:
     """The pod of a Replica of vLLM on the first open Slices, as the driver makes it, and its claims."""
-    slices = {one.id: one for one in table.inventory(node)}
+    slices = {one.id: one for one in registry.inventory(node)}
     on = [one for one in slices.values() if not one.closed][:devices]
     memory_bytes = min(12 * GIB, on[0].memory_bytes) if on[0].shared and devices == 1 else on[0].memory_bytes
     spec = ModelSpec(engine="vllm", artifact="hf://org/qwen@main", image="vllm:1", gpu=Gpu(count=devices))
     of = Model(name=ModelName("qwen"), spec=spec, memory_bytes=memory_bytes, slots=64)
     one = replica(of, "qwen-1", on=[each.id for each in on], memory_bytes=memory_bytes)
-    asks = table.fields(one, slices)
+    asks = registry.fields(one, slices)
     assert asks is not None
-    started = launch(of, pods.HOST, pods.port_of(one.id), given(of, one, asks.memory_fraction))
-    return [pods.manifest(one, of, started, spec.image, asks=asks), *claims.wanted(one, asks)]
+    started = launch(of, pod.HOST, pod.port_of(one.id), given(of, one, asks.memory_fraction))
+    return [pod.manifest(one, of, started, spec.image, asks=asks), *resource_claims.wanted(one, asks)]
 
 
 @pytest.mark.parametrize("name", EMITTED)

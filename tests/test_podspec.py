@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.documents import DocumentError, Documents, load, to_yaml
 from autoscaler.engines import EngineError
-from autoscaler.model import Model
-from autoscaler.podspec import Pod, SecretName, Toleration
 from autoscaler.slicing.base import Part
-from autoscaler.slicing.table import is_amount, is_choice
+from autoscaler.slicing.registry import is_amount, is_choice
+from autoscaler.spec.load import DocumentError, Documents, load, to_yaml
+from autoscaler.spec.model import Model
+from autoscaler.spec.pod import Pod, SecretName, Toleration
 from pilotlight.gathering import launcher
 from tests.kit.sliced import EXAMPLES
 

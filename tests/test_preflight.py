@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from autoscaler import loop
-from autoscaler.model import Model
-from autoscaler.observations import DocumentsSeen, Synced
-from autoscaler.world import World
+from autoscaler.controller import loop
+from autoscaler.spec.model import Model
+from autoscaler.state.events import DocumentsSeen, Synced
+from autoscaler.state.world import World
 from pilotlight import preflight
 from pilotlight.news import SAID_MAX
 from pilotlight.preflight import Preflight

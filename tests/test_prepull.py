@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler import prepull
+from autoscaler.agent_contract import ImageWant
 from autoscaler.contract import ModelName, NodeReport
-from autoscaler.images import NodeImages, image
-from autoscaler.lanes import Kind
-from autoscaler.model import Gpu, Model
-from autoscaler.nodewants import ImageWant
-from autoscaler.ordered import Node
-from autoscaler.packing import Choice
-from autoscaler.podspec import Pod
-from autoscaler.prepull import NODE_MAX, NODES_ENOUGH, ImageWants
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import NodeId, Replica, World
+from autoscaler.placement.model.types import Choice
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.spec.pod import Pod
+from autoscaler.state.images import NodeImages, image
+from autoscaler.state.lanes import Kind
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import Node
+from autoscaler.state.world import NodeId, Replica, World
+from autoscaler.weights import image_prepull
+from autoscaler.weights.image_prepull import NODE_MAX, NODES_ENOUGH, ImageWants
 from tests.kit.worlds import T0, device, model, replica, world
 
 ENGINE = ImageWant(image="vllm/vllm-openai:v1")
@@ -130,13 +130,13 @@ def test_who_was_asked_before_says_what_who_was_not_says() -> None:
 
 
 def test_where_an_engine_could_be_is_looked_for_once_while_no_place_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, could_hold = list[Kind](), prepull._could_hold
+    looks, could_hold = list[Kind](), image_prepull._could_hold
 
     def counted(one: World, kind: Kind, choice: Choice) -> set[NodeId]:
         looks.append(kind)
         return could_hold(one, kind, choice)
 
-    monkeypatch.setattr(prepull, "_could_hold", counted)
+    monkeypatch.setattr(image_prepull, "_could_hold", counted)
     models = [needs(name, low=1) for name in ("a", "b")] + [needs("c", 6, low=1)]
     wants, one = ImageWants(), at(models)
     first = wants.of(one)

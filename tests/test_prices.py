@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.actions import StartReplica
 from autoscaler.contract import ModelName
-from autoscaler.documents import DocumentError, load
-from autoscaler.model import Gpu, Model, Start
-from autoscaler.plan import plan
-from autoscaler.podspec import API_VERSION
-from autoscaler.prices import Prices
-from autoscaler.settings import Price, Settings
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Copy, NodeId, Slice
+from autoscaler.placement.model.prices import Prices
+from autoscaler.planner.plan import plan
+from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.model import Gpu, Model, Start
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.settings import Price, Settings
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Copy, NodeId, Slice
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, device, gateway, level, model, replica, world
 

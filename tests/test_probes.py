@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.drivers import address, probes
-from autoscaler.drivers.ports import HOST, REUSE_S, Ports, PortsTakenError, holds_one, listeners
+from autoscaler.drivers.local.ports import HOST, REUSE_S, Ports, PortsTakenError, holds_one, listeners
 from autoscaler.drivers.probes import FAST_EVERY_S, LISTENS_EVERY_S, READY_EVERY_S, SLOW_EVERY_S, Pace, every_s, probe
 from gateway.upstream.pool import parse
 from tests.kit.certificates import OURS, THEIRS, leaf

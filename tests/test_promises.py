@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.actions import DrainReplica, StartReplica, StopReplica
 from autoscaler.contract import ReplicaId
-from autoscaler.fold import fold
-from autoscaler.indices import rebuild
-from autoscaler.observations import Seen, SlicesSeen
-from autoscaler.packer import pack
-from autoscaler.packing import Force, Growth, Outlook, Packing, Shelf, Want
-from autoscaler.plan import plan
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import SliceId, World
-from autoscaler.yard import Yard
+from autoscaler.fold.fold import fold
+from autoscaler.fold.indices import rebuild
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.model.types import Force, Growth, Outlook, Packing, Shelf, Want
+from autoscaler.placement.packer import pack
+from autoscaler.planner.plan import plan
+from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
+from autoscaler.state.events import Seen, SlicesSeen
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import SliceId, World
 from tests.kit.budget import examples
 from tests.kit.observed import seen_of
 from tests.kit.worlds import GI, T0, device, folded, kinds

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.documents import DocumentError, load
-from autoscaler.expected import WrongKeyError, decode
-from autoscaler.podspec import API_VERSION
 from autoscaler.spec.capacity import KINDS, PROVIDERS_MAX, Cro, ProviderSettings, Redfish, check_providers
+from autoscaler.spec.decode import WrongKeyError, decode
+from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.pod import API_VERSION
 
 NO_URLS = [
     "http://f", "https://", "https://user:hunter2@f", "f", "https://f?a=b", "https://f/redfish/v1", "https://f:99999",

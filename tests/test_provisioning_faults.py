@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from autoscaler.podspec import GPU
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request.objects import ATOMIC, GKE, OFFER
 from autoscaler.providers.provisioning_request.provider import COUNTED, WAIT_MAX
+from autoscaler.spec.pod import GPU
 from tests.contracts.provider import order, release
 from tests.kit.queued import NAMESPACE, PODS, REQUESTS, TEMPLATES, ProvisioningRig, Quotas, only, ordered, scenario
 

@@ -7,8 +7,6 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler import publish, shares
-from autoscaler.actions import Acted, Action, DrainReplica, FailReplica, StartReplica, StopReplica, Unmet
 from autoscaler.contract import (
     GatewayId,
     Level,
@@ -22,23 +20,17 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
-from autoscaler.fold import Observation, fold
-from autoscaler.model import Queue
-from autoscaler.observations import (
-    DocumentsSeen,
-    GatewayGone,
-    GatewaySeen,
-    ReplicaSeen,
-    Reported,
-    Seen,
-    Synced,
-    Tick,
-)
-from autoscaler.phases import last_phases_ms
-from autoscaler.states import IllegalIntentError
-from autoscaler.states import ReplicaState as S
-from autoscaler.tenant import Tenant, TenantSpec
-from autoscaler.world import History, Replica, SliceId, World
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.queries.start_phases import last_phases_ms
+from autoscaler.routing import routes as publish
+from autoscaler.routing import slots
+from autoscaler.spec.model import Queue
+from autoscaler.spec.tenant import Tenant, TenantSpec
+from autoscaler.state.actions import Acted, Action, DrainReplica, FailReplica, StartReplica, StopReplica, Unmet
+from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, ReplicaSeen, Reported, Seen, Synced, Tick
+from autoscaler.state.lifecycle import IllegalIntentError
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import History, Replica, SliceId, World
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, gateway, level, model, replica, world
 
@@ -171,13 +163,13 @@ def test_nothing_is_said_when_nothing_changed() -> None:
 def test_a_gateway_that_lowered_its_hold_itself_is_not_told_so() -> None:
     """What it did is not repeated to it: a late echo must not raise what it has lowered further."""
     at = world([model("m")], replicas=[replica(model("m"), "r")], undivided=frozenset({M}), handed_over=True)
-    moved = shares.divide(at, T0)
+    moved = slots.divide(at, T0)
     assert moved is not None
     at, _ = fold(at, [moved], T0)
     kept = ReplicaUse(replica=moved.holds[0][1], hold=1)
     lowered = Report(gateway=G1, boot="b", sequence=3, epoch=1, version=at.version, replicas=(kept,))
     after, _ = fold(at, [Reported(report=lowered)], T0)
-    assert shares.newest(after.gateways[G1], kept.replica) == 1
+    assert slots.newest(after.gateways[G1], kept.replica) == 1
     assert publish.routes_delta(at, after, G1, T0) is None
 
 
@@ -309,7 +301,7 @@ def test_deltas_applied_in_order_give_what_the_full_message_gives(steps: list[tu
                 at, _ = fold(at, [observation], now_s)
             except IllegalIntentError:
                 continue
-        moved = shares.divide(at, now_s)
+        moved = slots.divide(at, now_s)
         if moved is not None:
             at, _ = fold(at, [moved], now_s)
         if reads:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from autoscaler.awaited import DRIVER, FAILED, device_of
-from autoscaler.pledges import Pool, Published, Told
-from autoscaler.podspec import MANAGED_BY
 from autoscaler.providers.device_usage import SLICES
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object
 from autoscaler.providers.redfish.dra_publisher import HOME, SWEEP_S, Publishing, name_of, spec_of
+from autoscaler.provisioning.device_claims import Pool, Published, Told
+from autoscaler.spec.pod import MANAGED_BY
+from autoscaler.state.device_claims import DRIVER, FAILED, device_of
 from tests.kit.objects import PlayedServer
 from tests.sim.virtual import run
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.quantity import Bytes, format_bytes, parse_bytes, parse_milli
+from autoscaler.spec.quantity import Bytes, format_bytes, parse_bytes, parse_milli
 
 
 @pytest.mark.parametrize(

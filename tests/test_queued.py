@@ -7,13 +7,13 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import AcquireLease, Acted, ReleaseLease
+from autoscaler.capacity.lead_times import DUE_S, expected
 from autoscaler.contract import ModelName
-from autoscaler.delivery import DUE_S, expected
-from autoscaler.leases import Learnt, LearntSeen, LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
-from autoscaler.observations import Reported
-from autoscaler.plan import plan
-from autoscaler.world import World
+from autoscaler.planner.plan import plan
+from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease
+from autoscaler.state.events import Reported
+from autoscaler.state.leases import Learnt, LearntSeen, LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
+from autoscaler.state.world import World
 from tests.kit.offered import (
     A,
     acted,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler import reach
-from autoscaler.documents import one
-from autoscaler.expected import WrongKeyError, dotted
-from autoscaler.model import Model
+from autoscaler.spec import reach
+from autoscaler.spec.decode import WrongKeyError, dotted
+from autoscaler.spec.load import one
+from autoscaler.spec.model import Model
 from pilotlight.resources import ours, theirs
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.records import EPOCH, InUseError, Record, StateDirectory, StateError
+from autoscaler.drivers.local.state_directory import EPOCH, InUseError, Record, StateDirectory, StateError
 
 
 def record(name: str) -> Record:

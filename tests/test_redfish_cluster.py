@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.ownership import Ownership
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.redfish.client import Login
 from autoscaler.providers.redfish.cluster import NOTES, Access, AccessError, ConfigMapNotes, OpenSites
 from autoscaler.providers.redfish.inventory import Noted
 from autoscaler.providers.redfish.provider import RedfishFabric
-from autoscaler.settings import Settings
 from autoscaler.spec.capacity import ProviderSettings, Redfish
-from autoscaler.world import World
+from autoscaler.spec.ownership import Ownership
+from autoscaler.spec.settings import Settings
+from autoscaler.state.world import World
 from pilotlight import supplies
 from pilotlight.supplies import Around
 from tests.contracts.provider import order, release

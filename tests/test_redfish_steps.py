@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.attached import Site
-from autoscaler.leases import OFFERS_MAX, AcquireOrder, Offer
+from autoscaler.capacity.attachable_nodes import Site
 from autoscaler.providers.redfish.planning import Claim, Fabric, Held, before, claim, links, listed, offers, uuids
 from autoscaler.providers.redfish.schema import Block, Gpu, Mark, System
+from autoscaler.state.leases import OFFERS_MAX, AcquireOrder, Offer
 from tests.contracts.provider import OWNER, order
 from tests.kit.redfish_rig import terms
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler.leases import LeaseRefused
-from autoscaler.metrics import Metrics
-from autoscaler.remaining import SILENT_S, on_offer
+from autoscaler.capacity.availability import SILENT_S, on_offer
+from autoscaler.server.metrics import Metrics
+from autoscaler.state.leases import LeaseRefused
 from tests.kit.offered import acted, cloud, offer, surge, told
 from tests.kit.worlds import T0
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from autoscaler.documents import DocumentError, load
+from autoscaler.spec.load import DocumentError, load
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from autoscaler.podspec import API_VERSION
-from autoscaler.schema import schemas
-from autoscaler.strict_yaml import read
+from autoscaler.schema.json_schema import schemas
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.yaml import read
 
 ROOT = Path(__file__).parent.parent
 

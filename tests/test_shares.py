@@ -7,21 +7,13 @@ from functools import partial
 
 import pytest
 
-from autoscaler import publish, shares
 from autoscaler.contract import GatewayId, Level, ReplicaId, ReplicaUse, Report, TenantName
-from autoscaler.fold import fold
-from autoscaler.model import Model, ModelSpec
-from autoscaler.observations import (
-    DocumentsSeen,
-    GatewayGone,
-    GatewaySeen,
-    ReplicaSeen,
-    Reported,
-    Seen,
-    Synced,
-    Tick,
-)
-from autoscaler.world import SliceId, World
+from autoscaler.fold.fold import fold
+from autoscaler.routing import routes
+from autoscaler.routing import slots as shares
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, ReplicaSeen, Reported, Seen, Synced, Tick
+from autoscaler.state.world import SliceId, World
 from tests.kit.budget import examples
 from tests.kit.fleet import Fleet, Service
 from tests.kit.hold_gateway import MODEL, HoldGateway
@@ -379,5 +371,5 @@ def test_a_restarted_gateway_is_not_handed_the_holds_of_its_former_process() -> 
     assert gateway.held[R0].hold == 2
     gateway.crash()
     gateway.restart()
-    full = publish.routes_full(fleet.world, gateway.id, 2.0, boot=gateway.boot_name())
+    full = routes.routes_full(fleet.world, gateway.id, 2.0, boot=gateway.boot_name())
     assert [route.hold for route in full.replicas] == [0]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from autoscaler import shares
 from autoscaler.contract import GatewayId, ReplicaId
-from autoscaler.states import ReplicaState
-from autoscaler.world import Gateway, World
+from autoscaler.routing import slots
+from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.world import Gateway, World
 from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
 
 M = model("m", 4, slots=2, high=2)
@@ -22,7 +22,7 @@ def town(*gateways: Gateway) -> World:
 
 
 def given(made: World) -> dict[str, int]:
-    answer = shares.divide(made, T0)
+    answer = slots.divide(made, T0)
     assert answer is not None
     assert all(on == "new" for _, on, _ in answer.holds)
     return {id: hold for id, _, hold in answer.holds}
@@ -47,5 +47,5 @@ def test_who_waits_beside_such_a_call_is_counted(waiting: int, holds: dict[str, 
 def test_the_lowest_priority_is_taken_for_the_one_that_drains() -> None:
     levels = [replace(level("m", 0, 1), priority=5), level("m", 2, 1)]
     made = town(gateway("g1", levels, [use("old", 1), use("new", 1)]))
-    left = shares._on_ready(made.gateways[GatewayId("g1")], M.name, [made.replicas[ReplicaId("new")]])
+    left = slots._on_ready(made.gateways[GatewayId("g1")], M.name, [made.replicas[ReplicaId("new")]])
     assert {(each.priority, each.waiting, each.running) for each in left} == {(5, 0, 1), (0, 2, 0)}

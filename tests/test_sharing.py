@@ -8,24 +8,27 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import StartReplica
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices
-from autoscaler.documents import load
-from autoscaler.drivers.kubernetes import declared, nodes, plugins, pods
-from autoscaler.drivers.kubernetes.nodes import NodeSeen, OtherPod
-from autoscaler.drivers.kubernetes.plugins import PLACES
-from autoscaler.drivers.kubernetes.replica_events import unbound
-from autoscaler.fold import fold
-from autoscaler.lanes import Isolation
-from autoscaler.model import Gpu, Model
-from autoscaler.nodes import ILL, OTHERS, ill
-from autoscaler.observations import Seen, SlicesSeen
-from autoscaler.ordered import NodeReported
-from autoscaler.plan import plan
-from autoscaler.podspec import API_VERSION, GPU
-from autoscaler.settings import Settings
-from autoscaler.slicing import table
-from autoscaler.world import PodRef, Replica, Slice, SliceId, World
+from autoscaler.drivers.kubernetes.inventory import declared
+from autoscaler.drivers.kubernetes.objects import device_plugin_config
+from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects.device_plugin_config import PLACES
+from autoscaler.drivers.kubernetes.objects.node import NodeSeen, OtherPod
+from autoscaler.drivers.kubernetes.objects.replica_events import unbound
+from autoscaler.fold.fold import fold
+from autoscaler.planner.plan import plan
+from autoscaler.queries.node_reports import ILL, OTHERS, ill
+from autoscaler.slicing import registry
+from autoscaler.spec.load import load
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.spec.pod import API_VERSION, GPU
+from autoscaler.spec.settings import Settings
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.events import Seen, SlicesSeen
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.world import PodRef, Replica, Slice, SliceId, World
 from tests.kit.localrig import launch
 from tests.kit.worlds import GI, T0, folded, gateway, level, model, replica, world
 
@@ -65,9 +68,13 @@ def config_map(**data: str) -> dict[str, Any]:
 def slices(
     entries: str = SLICED, configured: dict[str, Any] | None = None, node: NodeSeen | None = None
 ) -> list[Slice]:
-    there = {} if configured is None else {PLACES[0]: plugins.read(configured)}
+    there = {} if configured is None else {PLACES[0]: device_plugin_config.read(configured)}
     told = settings_of(entries).nodes if entries else ()
-    return list(nodes.slices([g4dn() if node is None else node], told, lambda labels: plugins.config_of(labels, there)))
+    return list(
+        nodes.slices(
+            [g4dn() if node is None else node], told, lambda labels: device_plugin_config.config_of(labels, there)
+        )
+    )
 
 
 def called(of: Model, on: list[Slice], **others: int) -> World:
@@ -119,7 +126,7 @@ def test_a_g4dn_whose_plugin_time_slices_is_one_device_of_three_slices_and_a_fou
     assert sorted(one.slices for one in begun) == [(one.id,) for one in on]
     assert unmet(at) == ("needs 5Gi on one device; the largest has 0 bytes free of 5.3Gi, held by a (busy)", False)
     for one in begun:
-        asks = table.fields(one, at.slices)
+        asks = registry.fields(one, at.slices)
         assert asks is not None
         assert asks.memory_fraction == 0.333, "nothing else keeps an engine from the memory of the others"
         spec = pods.manifest(one, a, launch(a, "h", 1), "image", asks=asks)["spec"]
@@ -151,7 +158,7 @@ def test_mps_keeps_memory_apart() -> None:
     on = slices(SLICED.replace("timeslice", "mps"))
     at, begun = started(called(model("a", 5, gpu=Gpu(isolation="memory"), high=8), on))
     assert len(begun) == 3
-    asks = table.fields(begun[0], at.slices)
+    asks = registry.fields(begun[0], at.slices)
     assert asks is not None
     assert asks.memory_fraction is None, "its server does"
 
@@ -185,7 +192,7 @@ def test_a_renamed_resource_is_what_pods_ask_for_and_what_others_have() -> None:
     node = g4dn(**LABELLED)._replace(amounts=renamed)
     (first, *_) = on = slices("", node=node)
     assert len(on) == 3
-    asks = table.fields(replica(model("a"), "r", [first.id]), {first.id: first})
+    asks = registry.fields(replica(model("a"), "r", [first.id]), {first.id: first})
     assert asks is not None
     assert asks.limits == {"nvidia.com/gpu.shared": "1"}
     container = {"name": "a", "resources": {"limits": {"nvidia.com/gpu.shared": "1"}}}
@@ -212,21 +219,21 @@ def test_a_renamed_resource_is_what_pods_ask_for_and_what_others_have() -> None:
     ids=["the only key", "the default", "no default", "by label", "no such key", "no mapping", "no YAML", "nothing"],
 )
 def test_a_nodes_key_of_the_config_map_tells_how_it_is_shared(label: str, data: dict[str, str], shares: int) -> None:
-    labels = {plugins.CHOICE: label} if label else {}
+    labels = {device_plugin_config.CHOICE: label} if label else {}
     found = slices(DEVICE, config_map(**data), g4dn(**labels))
     assert (len(found), bool(found[0].closed)) == (shares, shares == 1)
 
 
 def test_of_the_gpu_operators_only_what_a_label_names_counts() -> None:
     """Which key the others have its ClusterPolicy says."""
-    configs = {PLACES[1]: plugins.read(config_map(any=CONFIG))}
-    assert plugins.config_of({}, configs) == {}
-    assert plugins.config_of({plugins.CHOICE: "any"}, configs)["version"] == "v1"
+    configs = {PLACES[1]: device_plugin_config.read(config_map(any=CONFIG))}
+    assert device_plugin_config.config_of({}, configs) == {}
+    assert device_plugin_config.config_of({device_plugin_config.CHOICE: "any"}, configs)["version"] == "v1"
 
 
 def test_what_is_no_configuration_is_said_once_read(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert plugins.read(config_map(good=CONFIG, bad="[]")).keys() == {"good"}
+        assert device_plugin_config.read(config_map(good=CONFIG, bad="[]")).keys() == {"good"}
     assert "config_map=nvidia-device-plugin key=bad error=expected one mapping" in caplog.text
 
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.explain import Explanation
-from autoscaler.views import DemandView, ModelView, Row, Sentences
+from autoscaler.explain.model import Explanation
+from autoscaler.queries.views import DemandView, ModelView, Row, Sentences
 from pilotlight import ops_client, show
 from pilotlight.console import Console
 

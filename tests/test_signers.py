@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from artifacts.signatures import trust_root
 from artifacts.signatures.certificates import Identity
 from artifacts.signatures.policy import Policy
-from autoscaler.documents import DocumentError, load
-from autoscaler.podspec import API_VERSION
-from autoscaler.settings import Signatures
+from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.settings import Signatures
 from pilotlight import signers
 from pilotlight.signers import SignersError
 from tests.kit.keyless import Sigstore

@@ -11,16 +11,16 @@ import pytest
 from msgspec.structs import replace
 
 from artifacts.formats import gguf
-from autoscaler.actions import Plan, StartReplica
-from autoscaler.compare import READ_S_MAX, UNREAD
+from autoscaler.agent_contract import Wish, wish_of
 from autoscaler.contract import ModelName, WeightsReport
-from autoscaler.loop import Step
-from autoscaler.model import Adapter, Gpu, Model, ModelSpec
-from autoscaler.nodewants import Wish, wish_of
-from autoscaler.plan import plan
-from autoscaler.quantity import BytesOrAuto
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import World
+from autoscaler.controller.loop import Step
+from autoscaler.planner.plan import plan
+from autoscaler.planner.reconcile import READ_S_MAX, UNREAD
+from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
+from autoscaler.spec.quantity import BytesOrAuto
+from autoscaler.state.actions import Plan, StartReplica
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import World
 from loadtest import tinygguf
 from pilotlight import gathering, shapes, sizes
 from pilotlight.sizes import Sizes

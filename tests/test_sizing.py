@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.explain import explain_model
-from autoscaler.fold import fold
-from autoscaler.log import Log
-from autoscaler.model import Gpu, Model
-from autoscaler.observations import Seen
-from autoscaler.plan import plan
-from autoscaler.sizing import MIB, granted, has_grown, is_cut
-from autoscaler.world import History, Replica, World
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.model import explain_model
+from autoscaler.fold.fold import fold
+from autoscaler.planner.plan import plan
+from autoscaler.queries.sizing import MIB, granted, has_grown, is_cut
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.state.events import Seen
+from autoscaler.state.world import History, Replica, World
 from tests.kit.observed import seen_of
 from tests.kit.worlds import GI, T0, device, model, replica, world
 from tests.test_growth import growing

@@ -11,17 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.lanes import Isolation
-from autoscaler.podspec import GPU
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing
-from autoscaler.slicing import sharing, table
+from autoscaler.slicing import nvidia_sharing as sharing
+from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, Part, Slicer
-from autoscaler.slicing.mps import Mps
-from autoscaler.slicing.sharing import GPU_SHARED
+from autoscaler.slicing.device_plugin import Mps
+from autoscaler.slicing.nvidia_sharing import GPU_SHARED
 from autoscaler.slicing.timeslice import TimeSlice
 from autoscaler.slicing.whole import Whole
-from autoscaler.world import NodeId, Slice
+from autoscaler.spec.pod import GPU
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.world import NodeId, Slice
 from tests.kit import sliced
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, model, replica
@@ -129,9 +130,9 @@ def test_a_node_is_read_as_these_slices_and_only_by_its_own_kind(one: Example) -
     assert {slice_.isolation for slice_ in found} == {one.isolation}
     assert {slice_.kind for slice_ in found} == {one.slicer.kind}
     assert not any(slice_.closed for slice_ in found)
-    knowing = [slicer.kind for slicer in table.SLICERS if slicer.inventory(one.node)]
+    knowing = [slicer.kind for slicer in registry.SLICERS if slicer.inventory(one.node)]
     assert knowing[0] == one.slicer.kind
-    assert table.inventory(one.node) == found
+    assert registry.inventory(one.node) == found
 
 
 every_node = pytest.mark.parametrize("one", sliced.EXAMPLES.values(), ids=sliced.EXAMPLES)
@@ -142,21 +143,21 @@ every_node = pytest.mark.parametrize("one", sliced.EXAMPLES.values(), ids=sliced
 def test_a_node_of_another_kind_is_read_by_that_kind_alone(one: sliced.Example) -> None:
     found = one.slicer.inventory(one.node) or ()
     assert (len(found), sum(not slice_.closed for slice_ in found)) == (one.slices, one.open)
-    there = table.inventory(one.node)
-    assert there == table.BY_KIND[one.slicer.kind].inventory(one.node)
+    there = registry.inventory(one.node)
+    assert there == registry.BY_KIND[one.slicer.kind].inventory(one.node)
     assert {slice_.kind for slice_ in there} == {one.slicer.kind}
 
 
 @every_node
 def test_pods_ask_for_what_is_there_of_every_kind(one: sliced.Example) -> None:
-    there, asked = table.inventory(one.node), Counter[str]()
+    there, asked = registry.inventory(one.node), Counter[str]()
     known = {slice_.id: slice_ for slice_ in there}
     assert len(known) == len(there)
     for slice_ in there:
         assert slice_.id.split("/")[0] == slice_.node == one.node.name
         whole = replace(replica(model("a"), "r", [slice_.id]), memory_bytes=slice_.memory_bytes, compute_percent=100)
         if not slice_.closed:
-            asks = table.fields(whole, known)
+            asks = registry.fields(whole, known)
             assert asks is not None
             assert asks.limits or asks.claims
             asked.update({name: int(many) for name, many in asks.limits.items()})
@@ -169,7 +170,7 @@ def test_where_hami_mig_or_another_maker_has_devices_the_gpus_that_are_counted_b
 ) -> None:
     """A device plug-in counts them all the same. ResourceSlices count where none does."""
     beside = one.node._replace(allocatable={GPU: "10", **one.node.allocatable})
-    kinds = {slice_.kind for slice_ in table.inventory(beside)}
+    kinds = {slice_.kind for slice_ in registry.inventory(beside)}
     maker = one.slicer.kind
     nvidias = maker in {"hami", "mig", "volcano", "kai"}
     assert kinds == ({maker} if nvidias else {"whole"} if maker == "dra" else {maker, "whole"})
@@ -186,14 +187,14 @@ def test_what_the_settings_say_gives_devices_out_and_until_it_does_nothing_is_pl
     kind: Literal["dra", "hami", "mig", "volcano"], node: NodeFacts
 ) -> None:
     node = node._replace(allocatable={GPU: "10", **node.allocatable}, declared=declared(10, NodeSlicing(kind)))
-    own = table.BY_KIND[kind].inventory(node)
+    own = registry.BY_KIND[kind].inventory(node)
     if own is not None:
-        assert table.inventory(node) == own
+        assert registry.inventory(node) == own
         return
-    found = table.inventory(node)
-    why = f"Settings `nodes` say that its devices are {kind}, and its node {table.GIVERS[kind]}"
+    found = registry.inventory(node)
+    why = f"Settings `nodes` say that its devices are {kind}, and its node {registry.GIVERS[kind]}"
     assert [one.closed for one in found] == [why] * 10
-    assert table.inventory(NodeFacts(N, declared=declared(10, NodeSlicing(kind)))) == (), "it has no devices yet"
+    assert registry.inventory(NodeFacts(N, declared=declared(10, NodeSlicing(kind)))) == (), "it has no devices yet"
 
 
 @every_example
@@ -234,8 +235,10 @@ def test_pods_ask_for_what_was_counted(one: Example) -> None:
     assert all(many <= int(one.node.allocatable[name]) for name, many in asked.items() if name in one.node.allocatable)
     every = replica(model("a"), "r", [slice_.id for slice_ in found])
     known = {slice_.id: slice_ for slice_ in found}
-    assert table.fields(every, known) == one.slicer.fields("r", [Part(slice_, every.memory_bytes) for slice_ in found])
-    assert table.fields(every, {}) is None, "they were there once"
+    assert registry.fields(every, known) == one.slicer.fields(
+        "r", [Part(slice_, every.memory_bytes) for slice_ in found]
+    )
+    assert registry.fields(every, {}) is None, "they were there once"
 
 
 HOSTILE = (
@@ -274,7 +277,7 @@ def test_whatever_a_node_says_nothing_is_raised_and_no_more_counted_than_is_offe
         labels={**one.node.labels, **labels}, annotations=spoilt(one.node.annotations),
         allocatable=spoilt(one.node.allocatable),
     )  # fmt: skip
-    found = table.inventory(node)
+    found = registry.inventory(node)
     _, offered = sharing.offered(node.allocatable)
     assert len(found) <= offered <= sharing.SLICES_MAX
     assert len({slice_.id for slice_ in found}) == len(found)
@@ -304,7 +307,7 @@ def test_whatever_a_node_says_nothing_is_raised_and_no_more_counted_than_is_offe
          "of MIG", "the name tells that it is shared"],
 )  # fmt: skip
 def test_where_nobody_tells_how_gpus_are_shared_their_slice_is_closed_and_says_what_to_do(node: NodeFacts) -> None:
-    (found,) = table.inventory(node)
+    (found,) = registry.inventory(node)
     assert (found.kind, found.isolation) == ("whole", Isolation.NONE)
     resource, many = sharing.offered(node.allocatable)
     assert found.closed.startswith(f"its node's device plug-in offers {many} {resource} of 1 device, and nobody tells")
@@ -320,15 +323,15 @@ def test_where_nobody_tells_how_gpus_are_shared_their_slice_is_closed_and_says_w
     ],
 )  # fmt: skip
 def test_a_configuration_that_is_none_tells_nothing(broken: dict[str, Any]) -> None:
-    (found,) = table.inventory(NodeFacts(N, T4, allocatable=THREE, plugin=broken))
+    (found,) = registry.inventory(NodeFacts(N, T4, allocatable=THREE, plugin=broken))
     assert found.closed
 
 
 def test_a_node_without_gpus_has_none() -> None:
-    assert table.inventory(NodeFacts(N, {**T4, **gfd("mps", "4")}, allocatable={"example.com/nic": "2"})) == ()
+    assert registry.inventory(NodeFacts(N, {**T4, **gfd("mps", "4")}, allocatable={"example.com/nic": "2"})) == ()
 
 
 def test_the_product_is_called_the_same_shared_or_not() -> None:
     """Globs of `gpu.models` and prices are over it."""
     shared = NodeFacts(N, {**T4, **gfd("time-slicing", "3", product="Tesla-T4-SHARED")}, allocatable=THREE)
-    assert {one.product for one in table.inventory(shared)} == {"Tesla-T4"}
+    assert {one.product for one in registry.inventory(shared)} == {"Tesla-T4"}

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from autoscaler.documents import load
-from autoscaler.lanes import Isolation
-from autoscaler.slicing import table
+from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, Part
 from autoscaler.slicing.hami import NVIDIA, SCHEDULER, Hami, Held, Words, cards, decode
 from autoscaler.slicing.vendors import HAMI
 from autoscaler.slicing.volcano import WORDS as VOLCANO
-from autoscaler.world import Slice
+from autoscaler.spec.load import load
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.sliced import GIB, NODE, card, hami_node
 from tests.kit.worlds import model, replica
@@ -77,13 +77,13 @@ def test_what_is_given_out_beyond_a_cards_own_memory_keeps_nobody_apart() -> Non
 def test_where_settings_say_so_no_more_of_a_card_is_given_out_than_it_has(label: str, own_gib: int) -> None:
     settings = load([("a.yaml", NOT_MORE)]).settings
     scaled = hami_node(card(devmem=163840, devcore=200), labels={"nvidia.com/gpu.memory": label} if label else {})
-    (one,) = table.inventory(scaled._replace(declared=settings.nodes[0]))
+    (one,) = registry.inventory(scaled._replace(declared=settings.nodes[0]))
     assert (one.memory_bytes, one.compute_percent, one.isolation) == (own_gib * GIB, 100, Isolation.MEMORY)
     less = hami_node(card(devmem=40960, devcore=50))._replace(declared=settings.nodes[0])
-    assert [(one.memory_bytes, one.compute_percent) for one in table.inventory(less)] == [(40 * GIB, 50)]
+    assert [(one.memory_bytes, one.compute_percent) for one in registry.inventory(less)] == [(40 * GIB, 50)]
     told = {VOLCANO.register: "GPU-a,10,163840,A100,true,hami-core:"}
     volcano = NodeFacts(NODE, {}, told, declared=settings.nodes[1])
-    assert [(one.kind, one.memory_bytes) for one in table.inventory(volcano)] == [("volcano", 79 * GIB)]
+    assert [(one.kind, one.memory_bytes) for one in registry.inventory(volcano)] == [("volcano", 79 * GIB)]
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_the_table_of_priorities_gives_tasks_theirs_where_it_names_one(priority:
     settings = load([("a.yaml", RANKED)]).settings
     one = slices(card())[0]
     ranked = settings.priority_class(priority)
-    asks = table.fields(replica(model("a", 8), "r", [one.id]), {one.id: one}, ranked)
+    asks = registry.fields(replica(model("a", 8), "r", [one.id]), {one.id: one}, ranked)
     assert asks is not None
     assert asks.limits.get("nvidia.com/priority") == said
     (amd,) = Hami(HAMI[0]).inventory(NodeFacts(NODE, {}, {HAMI[0].register: json.dumps([card("AMD-1")])})) or ()
-    asks = table.fields(replica(model("a", 8), "r", [amd.id]), {amd.id: amd}, ranked)
+    asks = registry.fields(replica(model("a", 8), "r", [amd.id]), {amd.id: amd}, ranked)
     assert asks is not None
     assert not any("priority" in name for name in asks.limits), "HAMi has none for these"
 

@@ -7,11 +7,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.lanes import Isolation
-from autoscaler.mig_geometry import GEOMETRIES, MigError, geometry_of
 from autoscaler.slicing.base import NodeFacts, Part
 from autoscaler.slicing.mig import Mig, config_map, cut_of, parted
-from autoscaler.world import Slice
+from autoscaler.slicing.mig_geometry import GEOMETRIES, MigError, geometry_of
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.sliced import NODE, SINGLE, mig_node
 

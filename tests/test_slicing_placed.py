@@ -6,14 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
-from autoscaler.drivers.kubernetes import nodes
-from autoscaler.lanes import Isolation
-from autoscaler.slicing import table
+from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.placement.model.tenant_isolation import domain_of, strange
+from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, Part
 from autoscaler.slicing.kai import RESERVES, Kai
 from autoscaler.slicing.volcano import Volcano
-from autoscaler.trust import domain_of, strange
-from autoscaler.world import NodeId, Slice
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.world import NodeId, Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.sliced import EXAMPLES, GIB, KAI, NODE, VOLCANO
 
@@ -94,5 +94,5 @@ def test_a_pod_says_to_volcano_which_card_and_how_much() -> None:
 
 
 def test_what_volcano_gave_to_others_is_read_from_their_pods() -> None:
-    held = table.held({"volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,3000,50:;"})
+    held = registry.held({"volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,3000,50:;"})
     assert [(one.uuid, one.memory_bytes, one.cores) for one in held] == [("GPU-a", 3000 << 20, 50)]

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.documents import load
-from autoscaler.lanes import Isolation
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind
-from autoscaler.shelves import alone
-from autoscaler.slicing import table
+from autoscaler.placement.model.bins import alone
+from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, Part
 from autoscaler.slicing.hami import Hami, decode
 from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, Whole, makers
-from autoscaler.world import Slice
+from autoscaler.spec.load import load
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.sliced import GIB, NODE, card, npu_node
 from tests.kit.worlds import model, replica
@@ -134,19 +134,19 @@ def test_an_npu_is_whole_or_in_equal_parts_of_one_template() -> None:
 
 def test_a_part_is_no_whole_device_though_it_is_the_only_one_of_its_npu() -> None:
     """Of Ascend910A's vir16 there is room for one: a Model that wants a whole Device is not placed there."""
-    found = table.inventory(npu_node("NPU-1", npu=NPUS[0], template="vir16"))
+    found = registry.inventory(npu_node("NPU-1", npu=NPUS[0], template="vir16"))
     assert (len(found), alone(found)) == (1, set())
-    assert alone(table.inventory(npu_node("NPU-1", npu=NPUS[0])))
+    assert alone(registry.inventory(npu_node("NPU-1", npu=NPUS[0])))
 
 
 def test_settings_cut_a_nodes_npus_and_a_pod_asks_for_one_part() -> None:
     """From the document to the pod: nothing but Settings names the template."""
     (kind,) = load([("settings.yaml", TEMPLATED)]).settings.nodes
     node = npu_node("NPU-1")._replace(declared=kind)
-    parts = {one.id: one for one in table.inventory(node)}
+    parts = {one.id: one for one in registry.inventory(node)}
     assert [one.memory_bytes for one in parts.values()] == [16 * GIB] * 4
     last = list(parts)[-1]
-    asks = table.fields(replace(replica(model("a"), "r", [last]), memory_bytes=12 * GIB), parts)
+    asks = registry.fields(replace(replica(model("a"), "r", [last]), memory_bytes=12 * GIB), parts)
     assert asks is not None
     assert asks.limits == {"huawei.com/Ascend910B2": "1", "huawei.com/Ascend910B2-memory": "16384"}
     assert (asks.annotations, asks.scheduler) == ({"hami.io/use-Ascend910B2-uuid": "NPU-1"}, "hami-scheduler")

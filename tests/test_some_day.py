@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from autoscaler.capacity.availability import SILENT_S
 from autoscaler.contract import ModelName
-from autoscaler.fitting import misfits
-from autoscaler.leases import LeaseRefused, ProvidersSeen, ProviderTroubled
-from autoscaler.model import Gpu
-from autoscaler.observations import Reported
-from autoscaler.plan import plan
-from autoscaler.remaining import SILENT_S
-from autoscaler.world import World
+from autoscaler.planner.plan import plan
+from autoscaler.provisioning.feasibility import misfits
+from autoscaler.spec.model import Gpu
+from autoscaler.state.events import Reported
+from autoscaler.state.leases import LeaseRefused, ProvidersSeen, ProviderTroubled
+from autoscaler.state.world import World
 from tests.kit.offered import A, acted, cloud, offer, offered, orders, quiet, shown, surge, told, waits
 from tests.kit.worlds import GI, T0, gateway, level, model
 

@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler import ground, packer, spared
 from autoscaler.contract import ReplicaId, TenantName
-from autoscaler.hosts import Host
-from autoscaler.lanes import Room
-from autoscaler.packer import pack
-from autoscaler.packing import Force, Incumbent, Outlook, Packing, Shelf, Want
-from autoscaler.rulings import evictable, need
-from autoscaler.slicing.sharing import TIMESLICE
-from autoscaler.trust import domain_of, strange
-from autoscaler.world import DeviceId, NodeId, Slice
-from autoscaler.yard import Yard
+from autoscaler.placement import minimal_eviction, minimal_eviction_input, packer
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.model.predicates import evictable, need
+from autoscaler.placement.model.tenant_isolation import domain_of, strange
+from autoscaler.placement.model.types import Force, Incumbent, Outlook, Packing, Shelf, Want
+from autoscaler.placement.packer import pack
+from autoscaler.slicing.nvidia_sharing import TIMESLICE
+from autoscaler.state.lanes import Room
+from autoscaler.state.resources import Host
+from autoscaler.state.world import DeviceId, NodeId, Slice
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
 from tests.test_packer import on, placed, run, shelf, victims, want
@@ -316,22 +316,22 @@ def test_neither_the_order_of_the_input_shows_nor_is_it_changed(seed: int, rng: 
 def test_beyond_its_bounds_the_answer_is_as_right_only_maybe_not_minimal(seed: int, bound: str, most: int) -> None:
     found = batch(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spared if bound == "STEPS_MAX" else ground, bound, most)
+        patch.setattr(minimal_eviction if bound == "STEPS_MAX" else minimal_eviction_input, bound, most)
         holds(found, found.packed(), found.before())
 
 
 def test_no_batch_takes_more_steps_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many Wants of many sizes, and no way to spare anybody that is found soon."""
     rng, steps = Random(1), list[tuple[int, int]]()
-    run_ = spared._Search.run
+    run_ = minimal_eviction._Search.run
 
-    def counted(search: spared._Search) -> tuple[ground.Put, ...] | None:
+    def counted(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Put, ...] | None:
         found = run_(search)
         steps.append((search.steps, search._steps_max))
         return found
 
-    monkeypatch.setattr(spared._Search, "run", counted)
-    monkeypatch.setattr(spared, "STEPS_MAX", 300)
+    monkeypatch.setattr(minimal_eviction._Search, "run", counted)
+    monkeypatch.setattr(minimal_eviction, "STEPS_MAX", 300)
     shelves = [
         shelf(device(f"g{at}", 80), *(on(f"x{at}-{one}", rng.randint(9, 19)) for one in range(4))) for at in range(24)
     ]

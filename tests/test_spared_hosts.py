@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler import ground, spared
-from autoscaler.ground import Going, Held
-from autoscaler.hosts import NOTHING, Beside, Host
-from autoscaler.packing import Force, Packing, Shelf, Want
-from autoscaler.spared import fewer
-from autoscaler.world import NodeId, SliceId
-from autoscaler.yard import Yard
+from autoscaler.placement import minimal_eviction, minimal_eviction_input
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.minimal_eviction import fewer
+from autoscaler.placement.minimal_eviction_input import Going, Held
+from autoscaler.placement.model.types import Force, Packing, Shelf, Want
+from autoscaler.state.resources import NOTHING, Beside, Host
+from autoscaler.state.world import NodeId, SliceId
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, device
 from tests.test_packer import on, shelf, want
@@ -101,15 +101,15 @@ def test_none_of_the_victims_can_be_spared_wherever_there_is_cpu(seed: int) -> N
 
 def steps_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> list[int]:
     """Of each search."""
-    steps, run_ = list[int](), spared._Search.run
+    steps, run_ = list[int](), minimal_eviction._Search.run
 
-    def counted(search: spared._Search) -> tuple[ground.Put, ...] | None:
+    def counted(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Put, ...] | None:
         found = run_(search)
         steps.append(search.steps)
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(spared._Search, "run", counted)
+        patch.setattr(minimal_eviction._Search, "run", counted)
         work()
     return steps
 
@@ -208,7 +208,7 @@ def test_who_lacks_cpu_at_its_turn_that_a_later_one_frees_has_no_room_there() ->
 
 
 def test_nothing_is_tried_where_one_that_stays_where_it_is_needs_a_victims_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ground, "MOVERS_MAX", 1)
+    monkeypatch.setattr(minimal_eviction_input, "MOVERS_MAX", 1)
     shelves = [shelf(device("g0", 12, "n0")), shelf(device("g1", 24, "n1"), on("x", 2, beside=cores(2)))]
     held = [Held(asks("a", 1, 8), (SliceId("g0"),), now=False), Held(asks("b", 4, 8), (SliceId("g1"),), now=False)]
     yard = Yard(shelves, {one.slice.node: host_of([one], 4) for one in shelves})

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from autoscaler import ground, spared
-from autoscaler.packing import Packing, Shelf, Want
+from autoscaler.placement import minimal_eviction, minimal_eviction_input
+from autoscaler.placement.model.types import Packing, Shelf, Want
 from tests.kit.worlds import device
 from tests.test_packer import on, run, shelf, victims, want
 
@@ -16,16 +16,16 @@ def counted(
     monkeypatch: pytest.MonkeyPatch, wants: Iterable[Want], shelves: Iterable[Shelf]
 ) -> tuple[Packing, list[int]]:
     """The answer, and the steps of each search."""
-    steps, run_ = list[int](), spared._Search.run
+    steps, run_ = list[int](), minimal_eviction._Search.run
 
-    def one(search: spared._Search) -> tuple[ground.Put, ...] | None:
+    def one(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Put, ...] | None:
         found = run_(search)
         steps.append(search.steps)
         return found
 
-    monkeypatch.setattr(spared, "STEPS_MAX", 1 << 30)
+    monkeypatch.setattr(minimal_eviction, "STEPS_MAX", 1 << 30)
     with monkeypatch.context() as patch:
-        patch.setattr(spared._Search, "run", one)
+        patch.setattr(minimal_eviction._Search, "run", one)
         return run(wants, shelves), steps
 
 
@@ -56,12 +56,12 @@ def test_who_is_spared_with_another_is_not_looked_for_again(monkeypatch: pytest.
     shelves = [shelf(device("g0", 12)), shelf(device("g1", 24), *both)]
     answer, steps = counted(monkeypatch, [want("a", 10, priority=1), want("b", 12)], shelves)
     assert (victims(answer), len(steps)) == ([], 1)
-    monkeypatch.setattr(spared._Search, "run", lambda _: None)
+    monkeypatch.setattr(minimal_eviction._Search, "run", lambda _: None)
     assert victims(run([want("a", 10, priority=1), want("b", 12)], shelves)) == ["x", "y"], "without the search"
 
 
 def test_nothing_is_tried_where_one_that_stays_where_it_is_needs_that_victim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ground, "MOVERS_MAX", 1)
+    monkeypatch.setattr(minimal_eviction_input, "MOVERS_MAX", 1)
     wants = [want("a", 8, priority=1), want("b", 20)]
     shelves = [shelf(device("g0", 12), on("y", 6)), shelf(device("g1", 24), on("x", 20))]
     answer, steps = counted(monkeypatch, wants, shelves)

@@ -9,12 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
-from autoscaler.ground import Going, Held
-from autoscaler.packing import Shelf, Want
-from autoscaler.slicing.sharing import TIMESLICE
-from autoscaler.spared import fewer
-from autoscaler.world import DeviceId, NodeId, SliceId
-from autoscaler.yard import Yard
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.minimal_eviction import fewer
+from autoscaler.placement.minimal_eviction_input import Going, Held
+from autoscaler.placement.model.types import Shelf, Want
+from autoscaler.slicing.nvidia_sharing import TIMESLICE
+from autoscaler.state.world import DeviceId, NodeId, SliceId
 from tests.kit.worlds import T0, device
 from tests.test_packer import on, shelf, want
 from tests.test_packer_hosts import asks, host_of
@@ -120,13 +120,13 @@ def test_who_has_room_promised_waits_for_a_stranger_only_if_that_leaves_and_is_n
     assert places(held, shelves) == ({"a": "g1", "b": "g0"} if leaving and not stuck else None)
     on_it = [Has(want("a", 10, trust=ACME), "g1"), Has(want("b", 20), "g0")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autoscaler.ground.MOVERS_MAX", 0)
+        patch.setattr("autoscaler.placement.minimal_eviction_input.MOVERS_MAX", 0)
         assert (places(on_it, shelves) is not None) == (leaving and not stuck), "where it is, too"
 
 
 @pytest.mark.parametrize("free", [False, True])
 def test_who_does_not_change_places_keeps_its_victim(monkeypatch: pytest.MonkeyPatch, *, free: bool) -> None:
-    monkeypatch.setattr("autoscaler.ground.MOVERS_MAX", 0)
+    monkeypatch.setattr("autoscaler.placement.minimal_eviction_input.MOVERS_MAX", 0)
     shelves = [shelf(device("g0", 24)), shelf(device("p", 24, "p"), on("x", 10 if free else 20))]
     assert places([Has(want("a", 10), "p")], shelves) == ({"a": "p"} if free else None)
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.documents import DocumentError, load
-from autoscaler.joins import CLIQUE
-from autoscaler.model import Model
-from autoscaler.plan import plan
-from autoscaler.settings import Price, Settings
-from autoscaler.world import Replica, Slice, World
+from autoscaler.placement.model.topology import CLIQUE
+from autoscaler.planner.plan import plan
+from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.model import Model
+from autoscaler.spec.settings import Price, Settings
+from autoscaler.state.world import Replica, Slice, World
 from tests.kit.worlds import T0, device, folded, model, replica, world
 
 RACK = "topology.kubernetes.io/rack"

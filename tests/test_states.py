@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.states import HOLDS_SLICE, TRANSITIONS, IllegalIntentError, diagram, follow
-from autoscaler.states import ReplicaState as S
+from autoscaler.state.lifecycle import HOLDS_SLICE, TRANSITIONS, IllegalIntentError, diagram, follow
+from autoscaler.state.lifecycle import ReplicaState as S
 
 VERBS = {verb for _, verb in TRANSITIONS}
 ARCHITECTURE = Path(__file__).parent.parent / "ARCHITECTURE.md"

@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.actions import Unmet
 from autoscaler.contract import ModelName
-from autoscaler.crds import status as crds
-from autoscaler.drivers.kubernetes import status as statuses
-from autoscaler.drivers.kubernetes.conditions import Case, Problem, Said, conditions
-from autoscaler.drivers.kubernetes.customs import ModelObject
-from autoscaler.drivers.kubernetes.status import NO_STATUS, Clocks, Status
-from autoscaler.drivers.kubernetes.subjects import Subject, subjects
-from autoscaler.drivers.kubernetes.watching import Key
-from autoscaler.fold import fold
-from autoscaler.installation import CUSTOMS
-from autoscaler.names import Origin, Settled
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import History, Load
+from autoscaler.fold.fold import fold
+from autoscaler.kubernetes.resources import status as statuses
+from autoscaler.kubernetes.resources.conditions import Case, Problem, Said, conditions
+from autoscaler.kubernetes.resources.installation import CUSTOMS
+from autoscaler.kubernetes.resources.status import NO_STATUS, Clocks, Status
+from autoscaler.kubernetes.resources.subjects import Subject, subjects
+from autoscaler.kubernetes.resources.watcher import ModelObject
+from autoscaler.kubernetes.watching import Key
+from autoscaler.schema import status as crds
+from autoscaler.spec.names import Origin, Settled
+from autoscaler.state.actions import Unmet
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import History, Load
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, drain, gateway, level, model, replica, world
 

@@ -11,18 +11,18 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import FailStart, Plan
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes import events, status, statuses
-from autoscaler.drivers.kubernetes.api import JSON, Api, ApiError, FencedError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.customs import StatusSeen
-from autoscaler.drivers.kubernetes.events import Events
-from autoscaler.drivers.kubernetes.statuses import CHANGE_S, NEWS_S, PER_S, RETRY_S, Statuses
-from autoscaler.drivers.kubernetes.subjects import Subject
-from autoscaler.fitting import Fitting
-from autoscaler.loop import Step
-from autoscaler.model import Model
-from autoscaler.world import Load, World
+from autoscaler.controller.loop import Step
+from autoscaler.kubernetes.api import JSON, Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.kubernetes.resources import event_writer, status, status_writer
+from autoscaler.kubernetes.resources.event_writer import Events
+from autoscaler.kubernetes.resources.status_writer import CHANGE_S, NEWS_S, PER_S, RETRY_S, Statuses
+from autoscaler.kubernetes.resources.subjects import Subject
+from autoscaler.kubernetes.resources.watcher import StatusSeen
+from autoscaler.provisioning.feasibility import Fitting
+from autoscaler.spec.model import Model
+from autoscaler.state.actions import FailStart, Plan
+from autoscaler.state.world import Load, World
 from tests.kit.contained import raised
 from tests.kit.recut import town
 from tests.kit.worlds import T0, device, model, replica, world
@@ -387,8 +387,8 @@ async def test_a_model_that_was_deleted_or_replaced_is_no_trouble(code: int) -> 
 
 
 async def test_it_goes_on_when_the_server_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statuses, "RETRY_S", 0.01)
-    monkeypatch.setattr(statuses, "PER_S", 1000.0)
+    monkeypatch.setattr(status_writer, "RETRY_S", 0.01)
+    monkeypatch.setattr(status_writer, "PER_S", 1000.0)
     house = House()
     house.paper.refusals = [AWAY, FencedError("another leads"), AWAY]
     run = asyncio.create_task(house.statuses.run())
@@ -417,8 +417,8 @@ async def test_who_does_not_lead_any_more_flushes_nothing() -> None:
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "PER_S", 1000.0)
-    monkeypatch.setattr(events, "RETRY_S", 0.01)
+    monkeypatch.setattr(event_writer, "PER_S", 1000.0)
+    monkeypatch.setattr(event_writer, "RETRY_S", 0.01)
 
 
 async def told(refusals: list[Exception], *, leads: bool = True) -> tuple[list[str], int]:

@@ -9,12 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.asked import CROWDS, ask_of
-from autoscaler.hosts import BYTES_MAX, CPU_MAX
-from autoscaler.lanes import Isolation, Kind, Lane, Room
-from autoscaler.stock import ROWS_MAX, Stock
-from autoscaler.stocknodes import Load, Node, Place, load_of
-from autoscaler.waste import BINS, IDLE, LEVELS, UNITS, WHOLE, Taught, bin_of, level, tables, untaught
+from autoscaler.placement.index.arrays import ROWS_MAX, Stock
+from autoscaler.placement.index.request import CROWDS, ask_of
+from autoscaler.placement.index.residual_waste import (
+    BINS,
+    IDLE,
+    LEVELS,
+    UNITS,
+    WHOLE,
+    Taught,
+    bin_of,
+    level,
+    tables,
+    untaught,
+)
+from autoscaler.placement.index.stocknodes import Load, Node, Place, load_of
+from autoscaler.state.lanes import Isolation, Kind, Lane, Room
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX
 from tests.kit.budget import examples
 
 GIB = 1 << 30

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.hosts import BYTES_MAX, CPU_MAX
-from autoscaler.lanes import Kind, Lane, Room
-from autoscaler.stocknodes import LANES_MAX, PERCENT_MAX, Load, Node, checked, load_of
+from autoscaler.placement.index.stocknodes import LANES_MAX, PERCENT_MAX, Load, Node, checked, load_of
+from autoscaler.state.lanes import Kind, Lane, Room
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX
 
 
 def lanes(*sizes: int) -> tuple[Lane, ...]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.model import Model, ModelSpec
-from autoscaler.mounts import ClusterFacts
-from autoscaler.stored import lying, stored
-from autoscaler.wanted import wanted
-from autoscaler.weightwords import weights
-from autoscaler.world import NodeId
+from autoscaler.explain.weights import weights
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.state.world import NodeId
+from autoscaler.weights.desired import lying, stored
+from autoscaler.weights.mounts import ClusterFacts
+from autoscaler.weights.wanted import wanted
 from tests.kit.worlds import device, world
 
 

@@ -10,9 +10,14 @@ import click
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import Plan
-from autoscaler.awaited import Awaited
-from autoscaler.leases import (
+from autoscaler.controller.loop import Step
+from autoscaler.providers.provider import Provider
+from autoscaler.providers.runner import CLOSING, Told
+from autoscaler.spec.capacity import KINDS, ClusterAutoscaler, Cro, Karpenter, ProviderSettings, Redfish
+from autoscaler.spec.settings import Settings
+from autoscaler.state.actions import Plan
+from autoscaler.state.device_claims import Awaited
+from autoscaler.state.leases import (
     AcquireOrder,
     Capacity,
     Lease,
@@ -23,12 +28,7 @@ from autoscaler.leases import (
     ProvidersSeen,
     ReleaseOrder,
 )
-from autoscaler.loop import Step
-from autoscaler.providers.provider import Provider
-from autoscaler.providers.runner import CLOSING, Told
-from autoscaler.settings import Settings
-from autoscaler.spec.capacity import KINDS, ClusterAutoscaler, Cro, Karpenter, ProviderSettings, Redfish
-from autoscaler.world import World
+from autoscaler.state.world import World
 from pilotlight import supplies
 from pilotlight.supplies import Around, Kind, Mode, Supplies, apart, check
 from tests.contracts.provider import order

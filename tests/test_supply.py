@@ -25,15 +25,15 @@ from artifacts.store.layout import Key
 from artifacts.store.publish import Copy as Copy_
 from artifacts.store.store import Store
 from artifacts.store.tag_cache import Meanings
-from autoscaler.actions import Plan
 from autoscaler.contract import ModelName
+from autoscaler.controller.loop import Listener, Step
 from autoscaler.engines import EngineError
-from autoscaler.fold import Observation, fold
-from autoscaler.loop import Listener, Step
-from autoscaler.model import Adapter, Model, ModelSpec, ReplicaRange
-from autoscaler.observations import CopiesSeen
-from autoscaler.settings import Weights, WeightsMirror
-from autoscaler.world import Copy, Load, NodeId, World
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.spec.model import Adapter, Model, ModelSpec, ReplicaRange
+from autoscaler.spec.settings import Weights, WeightsMirror
+from autoscaler.state.actions import Plan
+from autoscaler.state.events import CopiesSeen
+from autoscaler.state.world import Copy, Load, NodeId, World
 from loadtest import tinygguf
 from pilotlight import weightparts
 from pilotlight.errands import FIRST_S

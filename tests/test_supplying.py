@@ -8,7 +8,9 @@ from collections.abc import Callable, Coroutine
 
 from msgspec.structs import replace
 
-from autoscaler.leases import (
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.runner import CALL_S_MAX, LIST_S, OFFERS_S, Supplying, Told
+from autoscaler.state.leases import (
     AcquireOrder,
     LeaseId,
     LeaseRefused,
@@ -20,8 +22,6 @@ from autoscaler.leases import (
     ProviderTroubled,
     ReleaseOrder,
 )
-from autoscaler.providers.provider import RefusedError
-from autoscaler.providers.runner import CALL_S_MAX, LIST_S, OFFERS_S, Supplying, Told
 from tests.contracts.provider import order, release
 from tests.kit.fakeprovider import FakeProvider, Fate
 from tests.kit.offered import offer

@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId, TenantName
-from autoscaler.hosts import Beside, Host
-from autoscaler.indices import rebuild
-from autoscaler.joins import CLIQUE
-from autoscaler.lanes import Link
-from autoscaler.lesson import Lesson
-from autoscaler.lessons import taught
-from autoscaler.ordered import Cordon, Place
-from autoscaler.outlook import outlook
-from autoscaler.packer import pack
-from autoscaler.packing import Force, Outlook, Spread, Supplies, Want
-from autoscaler.plan import Planner, plan
-from autoscaler.settings import Price
-from autoscaler.shelves import hosts, shelves
-from autoscaler.states import ReplicaState as S
-from autoscaler.survey import Survey
-from autoscaler.taints import Taint
-from autoscaler.waste import BINS, LEVELS
-from autoscaler.world import Copy, DeviceId, History, Load, NodeId, Replica, Slice, SliceId, World
-from autoscaler.yard import Yard
+from autoscaler.fold.indices import rebuild
+from autoscaler.placement.cache import Survey
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.index.residual_waste import BINS, LEVELS
+from autoscaler.placement.learning.expected_demand import outlook
+from autoscaler.placement.learning.training import taught
+from autoscaler.placement.model.bins import hosts, shelves
+from autoscaler.placement.model.topology import CLIQUE
+from autoscaler.placement.model.types import Force, Outlook, Spread, Supplies, Want
+from autoscaler.placement.packer import pack
+from autoscaler.planner.plan import Planner, plan
+from autoscaler.spec.settings import Price
+from autoscaler.state.lanes import Link
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import Cordon, Place
+from autoscaler.state.placement_value import Lesson
+from autoscaler.state.resources import Beside, Host
+from autoscaler.state.taints import Taint
+from autoscaler.state.world import Copy, DeviceId, History, Load, NodeId, Replica, Slice, SliceId, World
 from tests.kit.budget import examples
 from tests.kit.taught import cluster, exercise_of, lesson
 from tests.kit.worlds import GI, T0, device, gateway, model, replica, use, world

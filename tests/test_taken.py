@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.actions import StartReplica
-from autoscaler.drivers.kubernetes import nodes
-from autoscaler.drivers.kubernetes.nodes import RESLICED, NodeSeen, OtherPod
-from autoscaler.fold import fold
-from autoscaler.model import Gpu, Model
-from autoscaler.nodes import OTHERS, shut
-from autoscaler.observations import SlicesSeen
-from autoscaler.plan import plan
-from autoscaler.slicing import table, taken
+from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.drivers.kubernetes.objects.node import RESLICED, NodeSeen, OtherPod
+from autoscaler.fold.fold import fold
+from autoscaler.planner.plan import plan
+from autoscaler.queries.node_reports import OTHERS, shut
+from autoscaler.slicing import registry, usage
 from autoscaler.slicing.base import NodeFacts
-from autoscaler.slicing.dra import Dra, Got
+from autoscaler.slicing.dra_claims import Dra, Got
 from autoscaler.slicing.hami import HANDSHAKE, NVIDIA, Held
-from autoscaler.slicing.taken import FULL, Taken
-from autoscaler.world import Slice, SliceId
+from autoscaler.slicing.usage import FULL, Taken
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.events import SlicesSeen
+from autoscaler.state.world import Slice, SliceId
 from tests.kit.pools import DRIVER, gpu, many, resource_slice
 from tests.kit.sliced import GIB, NODE, SINGLE, card, hami_node, mig_node, npu_node
 from tests.kit.worlds import T0, gateway, level, model, replica, world
@@ -86,7 +86,7 @@ def test_a_pod_that_has_no_device_of_any_kind_is_not_kept() -> None:
 
 
 def left(node: NodeFacts, *pods: OtherPod) -> tuple[tuple[Slice, ...], dict[str, int]]:
-    return taken.left(nodes.slices([seen(node)]), (one for pod in pods for one in taken.of_cards(pod.node, pod.cards)))
+    return usage.left(nodes.slices([seen(node)]), (one for pod in pods for one in usage.of_cards(pod.node, pod.cards)))
 
 
 def test_what_others_have_of_a_card_is_not_given_out_again() -> None:
@@ -95,7 +95,7 @@ def test_what_others_have_of_a_card_is_not_given_out_again() -> None:
     (one, other), gone = left(hami_node(card(), card("GPU-bbbb")), theirs)
     assert (one.memory_bytes, one.compute_percent, one.device_bytes, one.closed) == (60 * GIB, 70, 80 * GIB, "")
     assert (other.memory_bytes, other.compute_percent, gone) == (80 * GIB, 100, {})
-    asks = table.fields(
+    asks = registry.fields(
         replace(replica(model("a"), "r", [one.id]), memory_bytes=60 * GIB, compute_percent=70), {one.id: one}
     )
     assert asks is not None
@@ -138,7 +138,7 @@ def test_of_a_card_there_is_never_less_than_nothing_nor_more_than_others_leave(
 ) -> None:
     on = nodes.slices([seen(hami_node(card(), card("GPU-bbbb")))])
     theirs = [Held(0, uuid, mib * MIB, cores) for uuid, mib, cores in held]
-    found, _ = taken.left(on, taken.of_cards(NODE, theirs))
+    found, _ = usage.left(on, usage.of_cards(NODE, theirs))
     for one in found:
         used = sum(each.memory_bytes for each in theirs if each.uuid == one.handle)
         assert one.closed or one.memory_bytes + used <= 80 * GIB
@@ -183,8 +183,8 @@ def test_an_entry_that_others_claim_is_gone_and_one_that_is_consumed_has_less() 
         Got("r", f"{at}/gpu-2", 30 * GIB),
         Got("r", "gpu.nvidia.com/other/gpu-0", None),
     ]
-    (first, second, shared), gone = taken.left(on, taken.of_entries(on, got))
+    (first, second, shared), gone = usage.left(on, usage.of_entries(on, got))
     assert gone == {second.counted: 1}
     assert (first, shared.memory_bytes, shared.closed) == (on[0], 50 * GIB, "")
-    (_, _, shared), _ = taken.left(on, [(on[2].counted, Taken(None))])
+    (_, _, shared), _ = usage.left(on, [(on[2].counted, Taken(None))])
     assert shared.closed == FULL

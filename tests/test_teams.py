@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler import teams
-from autoscaler.waste import Ints
+from autoscaler.placement.index import teams
+from autoscaler.placement.index.residual_waste import Ints
 from tests.kit.budget import examples
 
 

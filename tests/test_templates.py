@@ -6,10 +6,10 @@ import json
 
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.templates import template
-from autoscaler.model import Gpu, Model, ModelSpec
-from autoscaler.podspec import GPU, Pod, Resources, Toleration
-from autoscaler.settings import PriorityClass, Settings
+from autoscaler.drivers.kubernetes.objects.pod_template import template
+from autoscaler.spec.model import Gpu, Model, ModelSpec
+from autoscaler.spec.pod import GPU, Pod, Resources, Toleration
+from autoscaler.spec.settings import PriorityClass, Settings
 from tests.kit.worlds import model
 
 

@@ -11,9 +11,9 @@ from typing import NamedTuple, get_args, get_type_hints
 import click
 import pytest
 
-from autoscaler.model import Adopted
-from autoscaler.settings import NodeSlicing
 from autoscaler.spec.capacity import KINDS
+from autoscaler.spec.model import Adopted
+from autoscaler.spec.settings import NodeSlicing
 from pilotlight.cli import cli
 from scripts.gates import ROOT
 

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from autoscaler.door import AGENT, BOTH, GATEWAY, Admitted, Roles
-from autoscaler.drivers.kubernetes import tokens as tokens_
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.tokens import AGAIN_MAX, ASKED_MAX, KEPT_MAX, KEPT_S, NODE, STANDS_S, Tokens
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.server import token_review as tokens_
+from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admitted, Roles
+from autoscaler.server.token_review import AGAIN_MAX, ASKED_MAX, KEPT_MAX, KEPT_S, NODE, STANDS_S, Tokens
 
 US = "system:serviceaccount:n:gateway"
 AGENTS = "system:serviceaccount:n:agent"

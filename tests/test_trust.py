@@ -12,20 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.actions import StartReplica
 from autoscaler.contract import ModelName, ReplicaId, TenantName
-from autoscaler.explain import explain_model
-from autoscaler.lanes import Isolation, Room
-from autoscaler.log import Log
-from autoscaler.model import Model
-from autoscaler.packer import pack
-from autoscaler.packing import Force, Incumbent, Outlook, Packing, Shelf, Want
-from autoscaler.plan import plan
-from autoscaler.shelves import trust_of
-from autoscaler.states import ReplicaState as S
-from autoscaler.trust import NOBODY, Company, Domain, Trust, domain_of, strange
-from autoscaler.world import DeviceId, NodeId, Replica, Slice, SliceId, World
-from autoscaler.yard import Yard
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.model import explain_model
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.model.bins import trust_of
+from autoscaler.placement.model.tenant_isolation import NOBODY, Company, Domain, Trust, domain_of, strange
+from autoscaler.placement.model.types import Force, Incumbent, Outlook, Packing, Shelf, Want
+from autoscaler.placement.packer import pack
+from autoscaler.planner.plan import plan
+from autoscaler.spec.model import Model
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.lanes import Isolation, Room
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, drain, gateway, kinds, level, model, replica, world
 

@@ -11,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler import tryout
-from autoscaler.alike import Answers
+from autoscaler.capacity.ordered_slices import GIVEN_BACK, shut, slices_of
 from autoscaler.contract import ModelName
-from autoscaler.hosts import Host
-from autoscaler.leased import GIVEN_BACK, shut, slices_of
-from autoscaler.leases import Lease, LeaseId, Listed, Offer
-from autoscaler.model import Gpu, Model
-from autoscaler.ordered import Cordon, Place
-from autoscaler.packer import pack
-from autoscaler.packing import Force, Outlook, Packing, Want
-from autoscaler.shelves import want_of
-from autoscaler.taints import Taint
-from autoscaler.tryout import Ground, covered, devices_for, lacking, virtual
-from autoscaler.world import NodeId, SliceId, World
+from autoscaler.placement import tryout
+from autoscaler.placement.model.bins import want_of
+from autoscaler.placement.model.types import Force, Outlook, Packing, Want
+from autoscaler.placement.packer import pack
+from autoscaler.placement.simulate import Answers
+from autoscaler.placement.tryout import Ground, covered, devices_for, lacking, virtual
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.state.leases import Lease, LeaseId, Listed, Offer
+from autoscaler.state.operator_orders import Cordon, Place
+from autoscaler.state.resources import Host
+from autoscaler.state.taints import Taint
+from autoscaler.state.world import NodeId, SliceId, World
 from tests.kit.offered import A, cloud, offer
 from tests.kit.worlds import GI, T0, device, model, replica, world
 

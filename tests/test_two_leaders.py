@@ -6,10 +6,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.actions import AcquireLease, Acted, ReleaseLease
-from autoscaler.leases import LeasesSeen, OffersSeen, ProvidersSeen
-from autoscaler.plan import plan
-from autoscaler.world import World
+from autoscaler.planner.plan import plan
+from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease
+from autoscaler.state.leases import LeasesSeen, OffersSeen, ProvidersSeen
+from autoscaler.state.world import World
 from tests.kit.budget import examples
 from tests.kit.fakeprovider import FakeProvider, Fate
 from tests.kit.offered import offer, surge, told

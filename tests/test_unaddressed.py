@@ -10,7 +10,7 @@ from autoscaler.providers.kube import SAID_MAX, AnswerError
 from autoscaler.providers.kueue.workload import accepts
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request.objects import Condition
-from autoscaler.words import unaddressed
+from autoscaler.text import unaddressed
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import Plan
-from autoscaler.drivers.kubernetes import happenings
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.events import UNREADABLE_MAX, UNREADABLE_S, Events
-from autoscaler.drivers.kubernetes.unreadable import REASON_CHARACTERS_MAX, Unreadable, UnreadableObjects
-from autoscaler.loop import Step
+from autoscaler.controller.loop import Step
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.resources import event_log
+from autoscaler.kubernetes.resources.event_writer import UNREADABLE_MAX, UNREADABLE_S, Events
+from autoscaler.kubernetes.unreadable import REASON_CHARACTERS_MAX, Unreadable, UnreadableObjects
+from autoscaler.state.actions import Plan
 from tests.kit.worlds import world
 
 TOO_DEEP = "its values are nested more than 100 levels deep"
@@ -40,7 +40,7 @@ class House:
     def due(self) -> Iterator[Object]:
         """The manifests of all Events that are due now."""
         while (due := self.events._book.take(self.now_s)) is not None:
-            yield dict(happenings.manifest(due, "e", "us", str))
+            yield dict(event_log.manifest(due, "e", "us", str))
 
 
 def test_an_object_that_several_watches_cannot_read_counts_once(caplog: pytest.LogCaptureFixture) -> None:

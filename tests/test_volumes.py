@@ -10,17 +10,19 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes import nodes, orders, pods, volumes
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.overlay import CollisionError, refuse_collisions
+from autoscaler.drivers.kubernetes import pod_writer, volumes
+from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects.overlay import CollisionError, refuse_collisions
 from autoscaler.drivers.kubernetes.volumes import Mounted, MountError, NodeVolumes, mounted, of_node
-from autoscaler.model import Adapter, Model
-from autoscaler.mounts import ClusterFacts, Found, NodeFacts
-from autoscaler.ownership import INSTALLATION, Ownership
-from autoscaler.podspec import Pod, Resources
-from autoscaler.settings import Settings, Weights
+from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.slicing.base import PodFields
-from autoscaler.world import Replica
+from autoscaler.spec.model import Adapter, Model
+from autoscaler.spec.ownership import INSTALLATION, Ownership
+from autoscaler.spec.pod import Pod, Resources
+from autoscaler.spec.settings import Settings, Weights
+from autoscaler.state.world import Replica
+from autoscaler.weights.mounts import ClusterFacts, Found, NodeFacts
 from pilotlight.cluster import launch
 from tests.kit.golden import agrees
 from tests.test_pod_orders import Deaf
@@ -346,9 +348,9 @@ class Hears(Deaf):
 
 
 async def test_a_pod_is_made_when_the_volume_that_it_names_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orders, "RETRY_S", 0.0)
+    monkeypatch.setattr(pod_writer, "RETRY_S", 0.0)
     server, hears, of = Starts(), Hears(), model(OCI)
-    made = orders.Orders(cast("Api", server), "/api/v1/namespaces/engines/pods", cast("Any", hears), hears)
+    made = pod_writer.Orders(cast("Api", server), "/api/v1/namespaces/engines/pods", cast("Any", hears), hears)
     one, server.leaves = replica(of, "n/gpu0", id="ada-1"), {"PersistentVolume"}
     start = asyncio.create_task(made.create(one, pod(of, WAYS["volume"]), (), OBJECTS))
     while not hears.told:

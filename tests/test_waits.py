@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from autoscaler.actions import Plan, StartReplica
-from autoscaler.explain import explain_model, status
-from autoscaler.histories import limit_s
-from autoscaler.log import Log
-from autoscaler.observations import Seen
-from autoscaler.plan import plan
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import World
+from autoscaler.demand.history import limit_s
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.model import explain_model, status
+from autoscaler.planner.plan import plan
+from autoscaler.state.actions import Plan, StartReplica
+from autoscaler.state.events import Seen
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import World
 from tests.kit.folding import DOC, M, R, after, pending, seen
 from tests.kit.worlds import T0, device, kinds, world
 

@@ -7,25 +7,25 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import Unmet
+from autoscaler.agent_contract import OWN, Laid, LaidAdapter, NodeWant, NodeWants, Wish, wish_of
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
 from autoscaler.engines import EngineError
-from autoscaler.fold import fold
-from autoscaler.lookers import Lookers
-from autoscaler.model import Adapter, Gpu, Model, ModelSpec
-from autoscaler.mounts import ClusterFacts, Found
-from autoscaler.nodewants import OWN, Laid, LaidAdapter, NodeWant, NodeWants, Wish, wish_of
-from autoscaler.observations import DocumentsSeen, Tick
-from autoscaler.ordered import NodeReported
-from autoscaler.packing import Force
-from autoscaler.plan import plan
-from autoscaler.quantity import BytesOrAuto
-from autoscaler.settings import Settings, Weights
-from autoscaler.shelves import want_of
-from autoscaler.states import ReplicaState as S
-from autoscaler.wanted import AGENT_S_MAX, Coming, Failed, ahead, found, loaded, parts, standing, wanted
-from autoscaler.weightwords import word
-from autoscaler.world import Copy, Load, NodeId, Replica, SliceId, World
+from autoscaler.explain.weights import word
+from autoscaler.fold.fold import fold
+from autoscaler.placement.model.bins import want_of
+from autoscaler.placement.model.types import Force
+from autoscaler.planner.plan import plan
+from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
+from autoscaler.spec.quantity import BytesOrAuto
+from autoscaler.spec.settings import Settings, Weights
+from autoscaler.state.actions import Unmet
+from autoscaler.state.events import DocumentsSeen, Tick
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.world import Copy, Load, NodeId, Replica, SliceId, World
+from autoscaler.weights.inspection import Lookers
+from autoscaler.weights.mounts import ClusterFacts, Found
+from autoscaler.weights.wanted import AGENT_S_MAX, Coming, Failed, ahead, found, loaded, parts, standing, wanted
 from tests.kit.worlds import T0, device, replica, world
 
 ADA = "oci://r.example/ada:1"

@@ -11,10 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.loop import Step
-from autoscaler.model import Model
-from autoscaler.states import ReplicaState
-from autoscaler.world import Load, World
+from autoscaler.controller.loop import Step
+from autoscaler.spec.model import Model
+from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.world import Load, World
 from pilotlight.warming import Warming, parked, weights_of
 from tests.kit.worlds import T0, device, model, replica, world
 from tests.test_supply import step as first

@@ -7,7 +7,7 @@ from math import exp
 import numpy as np
 import pytest
 
-from autoscaler.waste import (
+from autoscaler.placement.index.residual_waste import (
     ABSENT,
     BINS,
     CPU_EDGES,

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.drivers.kubernetes import driver, pods, watching
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.budget import BURST, WRITES_PER_S, Budget
+from autoscaler.drivers.kubernetes import driver
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.watching import Change, Watched
-from autoscaler.fold import fold
-from autoscaler.world import Replica, World
+from autoscaler.drivers.kubernetes.objects import pod
+from autoscaler.fold.fold import fold
+from autoscaler.kubernetes import watching
+from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.budget import BURST, WRITES_PER_S, Budget
+from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.state.world import Replica, World
 from tests.kit.apiserver import Event, Server
 from tests.kit.budget import examples
 from tests.kit.localrig import launch, replica
@@ -126,7 +128,7 @@ def lives(ends: list[int]) -> tuple[list[Event], dict[str, Object]]:
     events, truth = list[Event](), dict[str, Object]()
     for number, end in enumerate(ends):
         one, model = replica(f"r{number}", ("engine", "{port}"), (f"n/gpu{number}",))
-        made = pods.manifest(one, model, launch(model, "", 1), "image")
+        made = pod.manifest(one, model, launch(model, "", 1), "image")
         for stage in range(end + 1):
             version = 2 + stage * len(ends) + number
             metadata = {**made["metadata"], "uid": one.id, "namespace": "n", "resourceVersion": str(version)}

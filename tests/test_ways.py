@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from autoscaler.contract import ReplicaId, TenantName
-from autoscaler.eviction import Option
-from autoscaler.packing import Force, Shelf, Want
-from autoscaler.trust import Trust
-from autoscaler.ways import Ways
-from autoscaler.world import SliceId
+from autoscaler.placement.eviction import Option
+from autoscaler.placement.eviction_options import Ways
+from autoscaler.placement.model.tenant_isolation import Trust
+from autoscaler.placement.model.types import Force, Shelf, Want
+from autoscaler.state.world import SliceId
 from tests import test_packer_hosts as hosts
 from tests.kit.worlds import T0, device
 from tests.test_packer import on, placed, run, shelf, victims, want

@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
-from autoscaler.model import Adapter, Model, ModelSpec
+from autoscaler.spec.model import Adapter, Model, ModelSpec
 from pilotlight.weightparts import Part, adapters, parts, placed, standing_in
 
 

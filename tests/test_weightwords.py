@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from autoscaler.actions import Plan
+from autoscaler.agent_contract import wish_of
 from autoscaler.contract import ModelName, WeightsReport
-from autoscaler.explain import explain_model, status
-from autoscaler.log import Log
-from autoscaler.model import Adapter
-from autoscaler.mounts import ClusterFacts
-from autoscaler.nodewants import wish_of
-from autoscaler.settings import Settings, Weights
-from autoscaler.weightwords import weights, word
-from autoscaler.world import Copy, NodeId, World
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.model import explain_model, status
+from autoscaler.explain.weights import weights, word
+from autoscaler.spec.model import Adapter
+from autoscaler.spec.settings import Settings, Weights
+from autoscaler.state.actions import Plan
+from autoscaler.state.world import Copy, NodeId, World
+from autoscaler.weights.mounts import ClusterFacts
 from tests.kit.worlds import T0, device, model, world
 
 OWN, LORA = "oci://r.io/m:1", "s3://b/lora.gguf"

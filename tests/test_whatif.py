@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.documents import Documents
-from autoscaler.indices import rebuild
-from autoscaler.model import Gpu
-from autoscaler.observations import Reported
-from autoscaler.returning import WITHDRAW_S
-from autoscaler.settings import Price, Settings
-from autoscaler.states import ReplicaState as S
-from autoscaler.whatif import Answer, Asked, ahead, what_if
+from autoscaler.fold.indices import rebuild
+from autoscaler.planner.what_if import Answer, Asked, ahead, what_if
+from autoscaler.provisioning.returning import WITHDRAW_S
+from autoscaler.spec.load import Documents
+from autoscaler.spec.model import Gpu
+from autoscaler.spec.settings import Price, Settings
+from autoscaler.state.events import Reported
+from autoscaler.state.lifecycle import ReplicaState as S
 from pilotlight.cli import cli
 from tests.kit.budget import examples
 from tests.kit.offered import acted, offer, surge, told
@@ -205,7 +205,7 @@ def test_a_node_that_would_be_cut_is_told_though_nobody_has_waited_yet() -> None
 
 
 def test_more_than_is_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.whatif.AHEAD_ROUNDS_MAX", 2)
+    monkeypatch.setattr("autoscaler.planner.what_if.AHEAD_ROUNDS_MAX", 2)
     a = model("a", 1, slots=1, high=8)
     assert ahead(world([a], [device()]), asked(a=8), T0).more
 

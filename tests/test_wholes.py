@@ -7,23 +7,24 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import StartReplica
 from autoscaler.contract import ModelName
-from autoscaler.documents import load
-from autoscaler.drivers.kubernetes import claims, nodes
-from autoscaler.drivers.kubernetes.nodes import NodeSeen
-from autoscaler.fitting import misfits
-from autoscaler.hosts import Host
-from autoscaler.model import Gpu, Model
-from autoscaler.plan import plan
-from autoscaler.podspec import Pod, Resources
-from autoscaler.settings import Price, Settings
+from autoscaler.drivers.kubernetes.inventory import resource_claims
+from autoscaler.drivers.kubernetes.objects import node
+from autoscaler.drivers.kubernetes.objects.node import NodeSeen
+from autoscaler.placement.whole_gpus import REST_S, rejoined
+from autoscaler.planner.plan import plan
+from autoscaler.provisioning.feasibility import misfits
 from autoscaler.slicing.base import Object, Part
-from autoscaler.slicing.dra import profile_for
-from autoscaler.states import ReplicaState as S
-from autoscaler.taints import Shun
-from autoscaler.wholes import REST_S, rejoined
-from autoscaler.world import Copy, NodeId, Replica, Slice, World
+from autoscaler.slicing.dra_claims import profile_for
+from autoscaler.spec.load import load
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.spec.pod import Pod, Resources
+from autoscaler.spec.settings import Price, Settings
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import Host
+from autoscaler.state.taints import Shun
+from autoscaler.state.world import Copy, NodeId, Replica, Slice, World
 from tests.kit.pools import DRIVER, cut_name, partitionable, partitionables
 from tests.kit.sliced import NODE
 from tests.kit.worlds import GI, T0, gateway, level, model, replica, world
@@ -37,7 +38,7 @@ def there(published: list[Object], *kept: str) -> list[Slice]:
     declared = load([("a.yaml", SETTINGS % "true")]).settings.nodes
     seen = [NodeSeen(NODE, {}, usable=True, lost=False)]
     names = [f"{AT}/{one}" for one in kept]
-    return list(nodes.slices(seen, declared, lambda _: {}, claims.by_node(published), names))
+    return list(node.slices(seen, declared, lambda _: {}, resource_claims.by_node(published), names))
 
 
 def asked(slices: list[Slice], *models: Model, replicas: tuple[Replica, ...] = (), **more: Any) -> World:
@@ -50,8 +51,8 @@ def on_nodes(*names: str, many: int = 1, **labels: dict[str, str]) -> list[Slice
     """Idle GPUs of these nodes, in parts if need be."""
     declared = load([("a.yaml", SETTINGS % "true")]).settings.nodes
     seen = [NodeSeen(name, labels.get(name, {}), usable=True, lost=False) for name in names]
-    published = claims.by_node([one for name in names for one in partitionables(name, many)])
-    return list(nodes.slices(seen, declared, lambda _: {}, published, []))
+    published = resource_claims.by_node([one for name in names for one in partitionables(name, many)])
+    return list(node.slices(seen, declared, lambda _: {}, published, []))
 
 
 def began(on: str, **fields: Any) -> Replica:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.hosts import Host
-from autoscaler.lanes import Isolation, Room
-from autoscaler.packer import pack
-from autoscaler.packing import Outlook, Shelf, Want
-from autoscaler.world import NodeId
-from autoscaler.yard import Yard
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.model.types import Outlook, Shelf, Want
+from autoscaler.placement.packer import pack
+from autoscaler.state.lanes import Isolation, Room
+from autoscaler.state.resources import Host
+from autoscaler.state.world import NodeId
 from tests.kit.worlds import GI, T0, device
 from tests.test_packer import on, run, shelf, want
 

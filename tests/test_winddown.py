@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from autoscaler.loop import Loop
-from autoscaler.states import ReplicaState as S
-from autoscaler.winddown import REASON, wind_down
-from autoscaler.world import Drain, World
+from autoscaler.controller.loop import Loop
+from autoscaler.planner.winddown import REASON, wind_down
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Drain, World
 from tests.kit.fakedriver import FakeDriver, FakeMachine, Fate
 from tests.kit.worlds import T0, device, folded, gateway, kinds, level, model, replica, use, world
 

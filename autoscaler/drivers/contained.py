@@ -1,7 +1,7 @@
 """Tasks of drivers that an exception does not end: it is reported, and the work is tried again. I/O.
 
-An exception of a task that is about one Replica quarantines its Model (`autoscaler.containment`). Tasks that are about
-none report what failed. MemoryError and cancellation pass through.
+An exception of a task that is about one Replica quarantines its Model (`autoscaler.controller.containment`). Tasks that
+are about none report what failed. MemoryError and cancellation pass through.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import CoroutineType
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.base import Observe
+from autoscaler.drivers.driver import Observe
 from autoscaler.faults import described, reraise_memory_error
-from autoscaler.observations import FaultSeen
+from autoscaler.state.events import FaultSeen
 
 NO_MODEL = ModelName("")
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from autoscaler.drivers.address import written
-from autoscaler.drivers.shortage import patiently
+from autoscaler.drivers.backoff import patiently
 
 PROBE_SECONDS_MAX = 1.0
 FAST_EVERY_S = 0.005

@@ -4,12 +4,12 @@ An engine here is an entry of `table.ENGINES`; `launch` fills it in for one Mode
 probes a process: drivers do. What is installed is looked up by `autoscaler.engines.installed`, which is not part of it.
 """
 
-from autoscaler.engines.base import Engine as Engine
-from autoscaler.engines.base import EngineError as EngineError
-from autoscaler.engines.launching import Launch as Launch
-from autoscaler.engines.launching import artifact_path as artifact_path
-from autoscaler.engines.launching import chosen as chosen
-from autoscaler.engines.launching import launch as launch
-from autoscaler.engines.table import ENGINES as ENGINES
-from autoscaler.engines.table import LLAMA_CPP as LLAMA_CPP
-from autoscaler.engines.table import default_slots as default_slots
+from autoscaler.engines.command_line import Launch as Launch
+from autoscaler.engines.command_line import artifact_path as artifact_path
+from autoscaler.engines.command_line import chosen as chosen
+from autoscaler.engines.command_line import launch as launch
+from autoscaler.spec.engines import Engine as Engine
+from autoscaler.spec.engines import EngineError as EngineError
+from autoscaler.spec.table import ENGINES as ENGINES
+from autoscaler.spec.table import LLAMA_CPP as LLAMA_CPP
+from autoscaler.spec.table import default_slots as default_slots

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from autoscaler.attached import lent
-from autoscaler.ownership import identity
+from autoscaler.capacity.attachable_nodes import lent
 from autoscaler.providers.kube import NOT_FOUND, AnswerError, Server
 from autoscaler.providers.reconciler import Upkeep
-from autoscaler.world import World
+from autoscaler.spec.ownership import identity
+from autoscaler.state.world import World
 
 NODES: Final = "/api/v1/nodes"
 DELAY: Final = "delay-deletion.cluster-autoscaler.kubernetes.io/pilotlight"

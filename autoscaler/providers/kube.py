@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from autoscaler.ownership import Ownership
 from autoscaler.providers.provider import RefusedError
-from autoscaler.words import unaddressed
+from autoscaler.spec.ownership import Ownership
+from autoscaler.text import unaddressed
 
 Object = dict[str, Any]
 """As the API has it."""

@@ -15,11 +15,11 @@ from typing import Final
 
 import msgspec
 
-from autoscaler.leases import GAPS_MAX, STARTS_MAX, Kind, Learnt, LearntSeen
 from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Server
 from autoscaler.providers.reconciler import Upkeep
 from autoscaler.providers.runner import Observe
-from autoscaler.world import World
+from autoscaler.state.leases import GAPS_MAX, STARTS_MAX, Kind, Learnt, LearntSeen
+from autoscaler.state.world import World
 
 NAME: Final = "pilotlight-learnt"
 """The ConfigMap: a key for each installation in its namespace, called as its Lease of leadership."""

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from autoscaler.attached import DEVICES_MAX, GPU_COUNT, count
-from autoscaler.leases import Group, GroupsSeen, Offer
-from autoscaler.podspec import GPU, OURS
+from autoscaler.capacity.attachable_nodes import DEVICES_MAX, GPU_COUNT, count
 from autoscaler.providers.kube import Object, Server
 from autoscaler.providers.new_nodes import COUNT, Terms, offer, shape
 from autoscaler.providers.reconciler import Upkeep
-from autoscaler.settings import Settings, kind_of
-from autoscaler.world import World
+from autoscaler.spec.pod import GPU, OURS
+from autoscaler.spec.settings import Settings, kind_of
+from autoscaler.state.leases import Group, GroupsSeen, Offer
+from autoscaler.state.world import World
 
 CAPI, OPENSHIFT = "cluster.x-k8s.io", "machine.openshift.io"
 LABELS: Final = "capacity.cluster-autoscaler.kubernetes.io/labels"

@@ -13,16 +13,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from autoscaler.beside import requests_for
 from autoscaler.contract import ModelName
-from autoscaler.foretold import asked_for
-from autoscaler.leases import Bought, Offer
-from autoscaler.podspec import GPU, selector_of
-from autoscaler.prices import Prices, bought
-from autoscaler.quantity import whole_number
-from autoscaler.settings import NodeKind, Settings, kind_of
-from autoscaler.taints import Taint
-from autoscaler.world import World
+from autoscaler.placement.model.prices import Prices, bought
+from autoscaler.queries.pod_requests import requests_for
+from autoscaler.spec.pod import GPU, selector_of
+from autoscaler.spec.quantity import whole_number
+from autoscaler.spec.settings import NodeKind, Settings, kind_of
+from autoscaler.state.leases import Bought, Offer
+from autoscaler.state.node_labels import asked_for
+from autoscaler.state.taints import Taint
+from autoscaler.state.world import World
 
 PRODUCT, MEMORY_MIB, COUNT, REPLICAS = (f"{GPU}.{name}" for name in ("product", "memory", "count", "replicas"))
 """Labels of GPU feature discovery."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol, runtime_checkable
 
-from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
-from autoscaler.words import unaddressed
+from autoscaler.state.leases import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.text import unaddressed
 
 
 class RefusedError(Exception):

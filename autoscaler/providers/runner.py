@@ -17,7 +17,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from autoscaler.leases import (
+from autoscaler.providers.provider import Attended, Lacking, Provider, RefusedError
+from autoscaler.state.leases import (
     LISTED_MAX,
     OFFERS_MAX,
     AcquireOrder,
@@ -31,8 +32,7 @@ from autoscaler.leases import (
     ProviderTroubled,
     ReleaseOrder,
 )
-from autoscaler.providers.provider import Attended, Lacking, Provider, RefusedError
-from autoscaler.words import unaddressed
+from autoscaler.text import unaddressed
 
 _log = logging.getLogger(__name__)
 Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | ProviderTroubled | GroupsSeen | LearntSeen

@@ -1,6 +1,6 @@
 """Writes the JSON Schemas of the documents into a folder: `python -m autoscaler.schema docs/schema`. I/O.
 
-Owns the writing and nothing else; what is written is `autoscaler.schema`'s.
+Owns the writing and nothing else; what is written is `autoscaler.schema.json_schema`'s.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from autoscaler.schema import schemas
+from autoscaler.schema.json_schema import schemas
 
 if __name__ == "__main__":
     for file_name, text in schemas().items():

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from autoscaler.settings import NodeKind
-from autoscaler.world import NodeId, Slice
+from autoscaler.spec.settings import NodeKind
+from autoscaler.state.world import NodeId, Slice
 
 Object = dict[str, Any]
 """As the Kubernetes API has it."""

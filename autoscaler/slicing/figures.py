@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from autoscaler.quantity import parse_bytes
+from autoscaler.spec.quantity import parse_bytes
 
 MIB = 1 << 20
 MEMORY_MIB_MAX = 1 << 31

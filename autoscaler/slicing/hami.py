@@ -18,10 +18,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from autoscaler.lanes import Isolation
 from autoscaler.slicing.base import NodeFacts, Part, PodFields
 from autoscaler.slicing.figures import MEMORY_MIB_MAX, MIB, counted, in_mib, mebibytes, whole
-from autoscaler.world import DeviceId, Slice, SliceId
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.world import DeviceId, Slice, SliceId
 
 CORDON = "hami.io/device-cordon"
 SCHEDULER = "hami-scheduler"

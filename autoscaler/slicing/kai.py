@@ -2,9 +2,9 @@
 
 Owns what a pod says to get a part of one. A GPU is one Slice for many Replicas, up to its memory. Which of a node's
 GPUs a pod gets is KAI's choice: so a Slice counts, as shares of a device plug-in do, and strangers are kept off its
-node (`autoscaler.trust`). Nobody keeps to what it asked for, so engines are told their part. Facts: KAI 0.17,
-docs/gpu-sharing: `gpu-memory` is MiB of one GPU, beside which no GPU may be in limits, and counts as a fraction rounded
-up to hundredths. So KAI may refuse what just fits here; such a pod waits, and is tried elsewhere.
+node (`autoscaler.placement.model.tenant_isolation`). Nobody keeps to what it asked for, so engines are told their part.
+Facts: KAI 0.17, docs/gpu-sharing: `gpu-memory` is MiB of one GPU, beside which no GPU may be in limits, and counts as a
+fraction rounded up to hundredths. So KAI may refuse what just fits here; such a pod waits, and is tried elsewhere.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.lanes import Isolation
 from autoscaler.slicing.base import NodeFacts, Part, PodFields
 from autoscaler.slicing.figures import in_mib
-from autoscaler.slicing.sharing import KAI, Sharing, gpus, limits, number, slices
-from autoscaler.world import Slice
+from autoscaler.slicing.nvidia_sharing import KAI, Sharing, gpus, limits, number, slices
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.world import Slice
 
 SCHEDULER = "kai-scheduler"
 MEMORY = "gpu-memory"

@@ -2,7 +2,7 @@
 
 Owns the reading of both strategies: `mixed`, where each profile is a resource (`nvidia.com/mig-1g.10gb`), and `single`,
 where all cuts are alike and called `nvidia.com/gpu`; and the form in which a layout that was chosen
-(`autoscaler.mig_packing`) is told to NVIDIA's mig-parted. Must not choose, nor say when a node may be cut.
+(`autoscaler.slicing.mig_placement`) is told to NVIDIA's mig-parted. Must not choose, nor say when a node may be cut.
 
 No label says which GPU a cut is on, and the kubelet takes any cut of the profile. So each cut counts as a Device of its
 own. That is safe: hardware keeps it apart, a program can use one cut at a time (so no Replica has two), and as many
@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import yaml
 
-from autoscaler.lanes import Isolation
-from autoscaler.mig_geometry import Geometry, MigError, geometry_of
 from autoscaler.slicing.base import NodeFacts, Object, Part, PodFields
 from autoscaler.slicing.figures import counted, mebibytes, whole
-from autoscaler.world import DeviceId, NodeId, Slice, SliceId
+from autoscaler.slicing.mig_geometry import Geometry, MigError, geometry_of
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 GPU, MIXED = "nvidia.com/gpu", "nvidia.com/mig-"
 CONFIG, STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"

@@ -10,25 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from autoscaler.lanes import Isolation
-from autoscaler.slicing import sharing
+from autoscaler.slicing import nvidia_sharing
 from autoscaler.slicing.base import NodeFacts, Part, PodFields
-from autoscaler.world import Slice
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.world import Slice
 
 
 class TimeSlice:
     """See the module."""
 
-    kind: Final = sharing.TIMESLICE
+    kind: Final = nvidia_sharing.TIMESLICE
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
         """See Slicer."""
-        found = sharing.gpus(node)
+        found = nvidia_sharing.gpus(node)
         if found is None or found.sharing is None or found.sharing.kind != self.kind:
             return None
-        return sharing.slices(node, found, found.sharing, Isolation.NONE)
+        return nvidia_sharing.slices(node, found, found.sharing, Isolation.NONE)
 
     def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
         """See Slicer."""
         del replica
-        return sharing.limits(parts)._replace(memory_fraction=sharing.fraction(parts))
+        return nvidia_sharing.limits(parts)._replace(memory_fraction=nvidia_sharing.fraction(parts))

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autoscaler.lanes import Isolation
 from autoscaler.slicing.base import NodeFacts, Part, PodFields, Slicer
 from autoscaler.slicing.figures import MIB, counted, size
 from autoscaler.slicing.hami import SCHEDULER, Card, Hami, Words, cards
-from autoscaler.world import DeviceId, Slice, SliceId
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.world import DeviceId, Slice, SliceId
 
 UNKNOWN_BYTES = 1 << 30
 _SURE_MIB_OF_GB = 10**9 * 95 // 100 // MIB

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from autoscaler.slicing.base import NodeFacts, Part, PodFields
 from autoscaler.slicing.hami import Hami, Words
-from autoscaler.slicing.sharing import VOLCANO
-from autoscaler.world import Slice
+from autoscaler.slicing.nvidia_sharing import VOLCANO
+from autoscaler.state.world import Slice
 
 SCHEDULER = "volcano"
 WORDS = Words(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from autoscaler.slicing.dra import Got, id_called
+from autoscaler.slicing.dra_claims import Got, id_called
 from autoscaler.slicing.hami import Held
-from autoscaler.world import Slice, SliceId
+from autoscaler.state.world import Slice, SliceId
 
 
 def really(

@@ -8,29 +8,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from autoscaler.lanes import Isolation
-from autoscaler.slicing import sharing
+from autoscaler.slicing import nvidia_sharing
 from autoscaler.slicing.base import NodeFacts, Part, PodFields
-from autoscaler.world import Slice
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.world import Slice
 
 
 class Whole:
     """See the module."""
 
-    kind: Final = sharing.WHOLE
+    kind: Final = nvidia_sharing.WHOLE
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
         """See Slicer."""
-        found = sharing.gpus(node)
+        found = nvidia_sharing.gpus(node)
         if found is None or (found.sharing is not None and found.sharing.kind != self.kind):
             return None
-        one = sharing.Sharing(self.kind)
+        one = nvidia_sharing.Sharing(self.kind)
         if found.sharing is not None:
-            return sharing.slices(node, found, one, Isolation.HARDWARE)
+            return nvidia_sharing.slices(node, found, one, Isolation.HARDWARE)
         seen = found._replace(devices=found.devices or 1)
-        return sharing.slices(node, seen, one, Isolation.NONE, sharing.untold(found))
+        return nvidia_sharing.slices(node, seen, one, Isolation.NONE, nvidia_sharing.untold(found))
 
     def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
         """See Slicer."""
         del replica
-        return sharing.limits(parts)
+        return nvidia_sharing.limits(parts)

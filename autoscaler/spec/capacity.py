@@ -11,11 +11,11 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from autoscaler.expected import Path, WrongKeyError
-from autoscaler.model import Auto, Seconds
-from autoscaler.naming import check_name
-from autoscaler.part import Part
-from autoscaler.podspec import check_label_value, check_labels, check_object_name
+from autoscaler.spec.decode import Path, WrongKeyError
+from autoscaler.spec.model import Auto, Seconds
+from autoscaler.spec.naming import check_name
+from autoscaler.spec.part import Part
+from autoscaler.spec.pod import check_label_value, check_labels, check_object_name
 
 Text = Annotated[str, Meta(min_length=1, max_length=253)]
 KINDS = ("cro", "redfish", "karpenter", "clusterAutoscaler", "provisioningRequest", "kueue")

@@ -1,10 +1,10 @@
 """MIG, dynamic: profiles start and stop at random on 100 H100 at 90 % load; how much of the work asked for is accepted.
 
 Run `python -m bench.packing.mig`; `QUICK=1` plays a shorter time on the same seeds. Three ways to choose, on the same
-arrivals (paired by seed): ours (`autoscaler.mig_packing`, which knows the mix), best fit, and a pool without geometry.
-Starts are a Poisson process, lives exponential with mean 1; what does not fit is refused for good. Work is compute
-slices times life. Load is the work that arrives in a unit of time, of all compute slices that there are. What arrives
-before the fleet has filled (WARM lives) is played and not counted.
+arrivals (paired by seed): ours (`autoscaler.slicing.mig_placement`, which knows the mix), best fit, and a pool without
+geometry. Starts are a Poisson process, lives exponential with mean 1; what does not fit is refused for good. Work is
+compute slices times life. Load is the work that arrives in a unit of time, of all compute slices that there are. What
+arrives before the fleet has filled (WARM lives) is played and not counted.
 
 Best fit: the shortest run of free slices that holds it, on the Device with the least free, at its lowest start. The
 same with the highest start is told beside it: it leaves slices 0 to 3 to `4g`, and is a stronger opponent.
@@ -22,9 +22,9 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from autoscaler.mig_geometry import GEOMETRIES, MEMO_MAX, Cut, Geometry, Layout, free_slices, starts
-from autoscaler.mig_packing import Fleet, Found
-from autoscaler.world import DeviceId
+from autoscaler.slicing.mig_geometry import GEOMETRIES, MEMO_MAX, Cut, Geometry, Layout, free_slices, starts
+from autoscaler.slicing.mig_placement import Fleet, Found
+from autoscaler.state.world import DeviceId
 from bench.kit import Figures, say, spread, title
 from bench.parts import machine, quick
 
@@ -63,7 +63,7 @@ class Chooser(Protocol):
 
 
 class Ours:
-    """`autoscaler.mig_packing`."""
+    """`autoscaler.slicing.mig_placement`."""
 
     def __init__(self, mix: Mapping[str, float], devices: int) -> None:
         self._fleet = Fleet(mix)

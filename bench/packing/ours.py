@@ -6,19 +6,19 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import autoscaler.elastic
+import autoscaler.placement.index.elastic
 from autoscaler.contract import ModelName
-from autoscaler.elastic import Elastic
-from autoscaler.hosts import Host
-from autoscaler.lanes import EITHER, Kind, Lane, Room, Wanted
-from autoscaler.learning import Draw, Learner
-from autoscaler.packer import pack
-from autoscaler.packing import Outlook, Placement, Shelf, Want
-from autoscaler.stock import Stock
-from autoscaler.stocknodes import Node
-from autoscaler.waste import Taught
-from autoscaler.world import DeviceId, NodeId, Slice, SliceId
-from autoscaler.yard import Yard
+from autoscaler.placement.index.arrays import Stock
+from autoscaler.placement.index.elastic import Elastic
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.index.residual_waste import Taught
+from autoscaler.placement.index.stocknodes import Node
+from autoscaler.placement.learning.learner import Draw, Learner
+from autoscaler.placement.model.types import Outlook, Placement, Shelf, Want
+from autoscaler.placement.packer import pack
+from autoscaler.state.lanes import EITHER, Kind, Lane, Room, Wanted
+from autoscaler.state.resources import Host
+from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 from bench.packing import openb
 from bench.packing.openb import MILLI, NodeRow
 
@@ -44,7 +44,7 @@ def draws(seed: int) -> Draw:
 
 def elastic(one: openb.Kind) -> Kind:
     """A request of the trace that makes do with less, if it shares."""
-    return autoscaler.elastic.elastic(kind(one)) if one.shares else kind(one)
+    return autoscaler.placement.index.elastic.elastic(kind(one)) if one.shares else kind(one)
 
 
 def learn(nodes: Sequence[NodeRow], pods: Sequence[openb.Kind], of: Callable[[openb.Kind], Kind] = kind) -> Taught:
@@ -56,8 +56,8 @@ def learn(nodes: Sequence[NodeRow], pods: Sequence[openb.Kind], of: Callable[[op
 
 
 class Packer:
-    """The policy for one replay: `autoscaler.packer.pack`, one Want at a time. It keeps its own Yard; the replay's
-    books are the referee's.
+    """The policy for one replay: `autoscaler.placement.packer.pack`, one Want at a time. It keeps its own Yard; the
+    replay's books are the referee's.
     """
 
     def __init__(self, nodes: Sequence[NodeRow], taught: Taught) -> None:
@@ -92,7 +92,7 @@ class Packer:
 
 
 class Granter:
-    """The elastic policy for one replay: `autoscaler.elastic`, as the packer asks it."""
+    """The elastic policy for one replay: `autoscaler.placement.index.elastic`, as the packer asks it."""
 
     def __init__(self, nodes: Sequence[NodeRow], taught: Taught) -> None:
         self._elastic = Elastic(Stock([node(row) for row in nodes], taught))

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from autoscaler.model import Model
-from autoscaler.settings import Weights
+from autoscaler.spec.model import Model
+from autoscaler.spec.settings import Weights
 from bench import documents
 from bench.kit import model_of
 from bench.weights.cost import Cost

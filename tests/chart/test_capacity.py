@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from helm_python import HelmError
 
-from autoscaler.expected import WrongKeyError
 from autoscaler.spec.capacity import KINDS, QUEUES, ProviderSettings, check_providers
+from autoscaler.spec.decode import WrongKeyError
 from pilotlight.cli import cli
 from tests.kit.chart import pod_specs, texts
 from tests.test_providers import NO_URLS, URLS

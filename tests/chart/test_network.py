@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from autoscaler.ownership import INSTALLATION, identity
+from autoscaler.spec.ownership import INSTALLATION, identity
 from pilotlight.neighbours import CERTIFIED
 from tests.kit.chart import AGENTS_NAME, EVERYTHING, SETS, Object, Values, named, of_kind, pod_specs
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from autoscaler import documents
-from autoscaler.leases import Offer
-from autoscaler.prices import Prices
+from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.provisioning_request.provider import ProvisioningProvider
-from autoscaler.settings import Settings
-from autoscaler.world import World
+from autoscaler.spec import load
+from autoscaler.spec.settings import Settings
+from autoscaler.state.leases import Offer
+from autoscaler.state.world import World
 from tests.kit.chart import example, named
 from tests.kit.objects import PlayedServer
 from tests.kit.worlds import device
@@ -20,7 +20,7 @@ RELEASE = "pl-pilotlight-settings"
 def settings_of(file: str) -> Settings:
     """As the chart renders them and the autoscaler reads them."""
     data = named(example(file), "ConfigMap", RELEASE)["data"]
-    return documents.load([("settings.yaml", data["settings.yaml"])]).settings
+    return load.load([("settings.yaml", data["settings.yaml"])]).settings
 
 
 async def offers_of(settings: Settings) -> dict[str, tuple[Offer, ...]]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import helm_python
 import pytest
 
-from autoscaler.drivers.kubernetes.adoption.seen import COST, INTENT, REPLICA, SHOWN
-from autoscaler.drivers.kubernetes.rights import Scope, rights
+from autoscaler.drivers.kubernetes.adoption.objects import COST, INTENT, REPLICA, SHOWN
+from autoscaler.kubernetes.rbac import Scope, rights
 from autoscaler.spec.capacity import kinds_of
 from pilotlight.gathering import load_settings
 from tests.kit.chart import SETS, Object, Values, objects, of_kind, pod_specs

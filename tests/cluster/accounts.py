@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from autoscaler.drivers.kubernetes.access import Access, access
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.kubeconfig import Access, access
 from tests.kit.chart import Values, texts
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"

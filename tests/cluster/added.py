@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import STRATEGIC, Api, ApiError, Object
-from autoscaler.drivers.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object
+from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.watching import Change, Watched
 from tests.cluster import definitions
 from tests.cluster.building import KARPENTER, build
 from tests.cluster.conftest import next_number

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from autoscaler.drivers.kubernetes.api import MERGE, Api, Object
+from autoscaler.kubernetes.api import MERGE, Api, Object
 from tests.cluster.house import WAIT_S_MAX, House
 from tests.kit.fake_process import command
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api, ApiError
+from autoscaler.kubernetes.api import Api, ApiError
+from autoscaler.kubernetes.kubeconfig import access
 from tests.cluster import definitions, network
 from tests.cluster.adopting import Adopting
 from tests.cluster.building import BuildError, build

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.api import Api, ApiError, Object
 
 FOLDER = Path(__file__).parents[2] / "charts" / "pilotlight" / "crds"
 FOREIGN = Path(__file__).parent / "foreign"

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from autoscaler.drivers.kubernetes.api import STRATEGIC, Api, Object
-from autoscaler.drivers.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.api import STRATEGIC, Api, Object
+from autoscaler.kubernetes.watching import Change, Watched
 from loadtest.client import Client
 from loadtest.result import Result, Shot
 

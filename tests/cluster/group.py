@@ -13,8 +13,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from autoscaler.drivers.kubernetes.api import STRATEGIC, Api, ApiError, Object
-from autoscaler.podspec import SAFE_TO_EVICT
+from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object
+from autoscaler.spec.pod import SAFE_TO_EVICT
 from tests.cluster import definitions
 from tests.cluster.kubelet.node import Node
 from tests.cluster.rack import Rack

@@ -12,12 +12,13 @@ SETTLE_S = 1.0
 
 def main() -> None:
     """How long each is, nothing else depends on."""
-    from autoscaler import cuts, cutting
-    from autoscaler.drivers.kubernetes.cutting import NodeCutter
+    from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
+    from autoscaler.queries import mig_status
+    from autoscaler.rearrange import mig_repartition
     from pilotlight.cli import cli
 
-    vars(cutting).update(WAIT_S=WAIT_S, EVERY_S=EVERY_S, NODE_EVERY_S=NODE_EVERY_S)
-    vars(cuts).update(RETRY_S=RETRY_S)
+    vars(mig_repartition).update(WAIT_S=WAIT_S, EVERY_S=EVERY_S, NODE_EVERY_S=NODE_EVERY_S)
+    vars(mig_status).update(RETRY_S=RETRY_S)
     defaults = NodeCutter.__init__.__kwdefaults__ or {}
     assert defaults.keys() == {"settle_s"}
     defaults["settle_s"] = float(os.environ.get(SETTLE, SETTLE_S))

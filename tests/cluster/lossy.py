@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from autoscaler.drivers.kubernetes.access import Access
+from autoscaler.kubernetes.kubeconfig import Access
 
 NOT_PASSED_ON = frozenset(("host", "content-length", "transfer-encoding", "accept-encoding", "connection"))
 

@@ -15,8 +15,8 @@ from signal import SIGCONT, SIGTERM
 import aiohttp
 import yaml
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
-from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
+from autoscaler.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.watching import Change, Key, Watched
 from tests.cluster import house
 from tests.cluster.calls import Answered, chat, lists_models
 from tests.cluster.definitions import API_VERSION

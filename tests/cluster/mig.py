@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import yaml
 
-from autoscaler.cuttable import FAILED, SUCCESS
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
-from autoscaler.drivers.kubernetes.cutting import ANNOTATION, FILE
-from autoscaler.drivers.kubernetes.nodes import read_other
-from autoscaler.drivers.kubernetes.vocabulary import NODES
-from autoscaler.drivers.kubernetes.watching import Change, Watched
+from autoscaler.drivers.kubernetes.inventory.mig_manager import ANNOTATION, FILE
+from autoscaler.drivers.kubernetes.objects.node import read_other
+from autoscaler.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.constants import NODES
+from autoscaler.kubernetes.watching import Change, Watched
 from autoscaler.slicing.mig import CONFIG, GPU, MIXED, PRODUCT, STATE, STRATEGY
+from autoscaler.state.mig import FAILED, SUCCESS
 from tests.cluster.conftest import next_number
 from tests.cluster.kubelet.node import Node
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
+from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
 from tests.cluster.network import nameserver
 
 A, ANSWER, NO_SUCH_NAME, SERVER_FAILURE = 1, 0x8580, 3, 2

@@ -15,14 +15,14 @@ import msgspec
 import yaml
 
 from autoscaler.drivers.kubernetes.adoption.annotations import KNOWN
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
-from autoscaler.drivers.kubernetes.plugins import PLACES
-from autoscaler.drivers.kubernetes.rights import rights
-from autoscaler.foreign.kubeai import API_VERSION as KUBEAI
-from autoscaler.podspec import MANAGED_BY, OURS
-from autoscaler.slicing.table import ANNOTATIONS, CHOICES
+from autoscaler.drivers.kubernetes.objects.device_plugin_config import PLACES
+from autoscaler.importers.kubeai.models import API_VERSION as KUBEAI
+from autoscaler.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.rbac import rights
+from autoscaler.slicing.registry import ANNOTATIONS, CHOICES
 from autoscaler.spec.capacity import KINDS as PROVIDERS
 from autoscaler.spec.capacity import PUBLISH
+from autoscaler.spec.pod import MANAGED_BY, OURS
 from tests.cluster import definitions
 
 UNREADABLE: Final = 200

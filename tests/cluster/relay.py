@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from autoscaler.contract import GatewayId, ReplicaUse, Report
-from autoscaler.drivers.kubernetes.access import Access, access
-from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
-from autoscaler.drivers.kubernetes.lease import Elector
-from autoscaler.observations import DocumentsSeen, Reported
-from autoscaler.world import World
+from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
+from autoscaler.kubernetes.kubeconfig import Access, access
+from autoscaler.kubernetes.leader_election import Elector
+from autoscaler.state.events import DocumentsSeen, Reported
+from autoscaler.state.world import World
 from pilotlight.cluster import Cluster, ClusterOptions
 from tests.kit.worlds import level
 

@@ -10,8 +10,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
+from autoscaler.kubernetes.kubeconfig import access
 from tests.cluster.conftest import make_namespace, next_number
 from tests.cluster.kubelet.container import Container
 from tests.cluster.kubelet.node import Node

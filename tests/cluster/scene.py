@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.api import Api
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.model import Model
-from autoscaler.observations import ReplicaSeen
-from autoscaler.podspec import Pod
-from autoscaler.states import ReplicaState
-from autoscaler.world import Drain, Replica
+from autoscaler.kubernetes.api import Api
+from autoscaler.spec.model import Model
+from autoscaler.spec.pod import Pod
+from autoscaler.state.events import ReplicaSeen
+from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.world import Drain, Replica
 from tests.cluster.conftest import next_number
 from tests.cluster.kubelet.container import Container
 from tests.cluster.kubelet.node import Node

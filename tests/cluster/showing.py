@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from autoscaler.contract import ModelName
-from autoscaler.documents import one as parse
-from autoscaler.drivers.kubernetes import status, statuses
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.customs import Customs, StatusSeen
-from autoscaler.drivers.kubernetes.events import Events
-from autoscaler.drivers.kubernetes.statuses import Statuses
-from autoscaler.drivers.kubernetes.subjects import subjects
-from autoscaler.installation import CUSTOMS, FILES, Installation
-from autoscaler.names import Origin
-from autoscaler.observations import DocumentsSeen, Seen
-from autoscaler.world import World
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.resources import status, status_writer
+from autoscaler.kubernetes.resources.event_writer import Events
+from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation
+from autoscaler.kubernetes.resources.status_writer import Statuses
+from autoscaler.kubernetes.resources.subjects import subjects
+from autoscaler.kubernetes.resources.watcher import Customs, StatusSeen
+from autoscaler.spec.load import one as parse
+from autoscaler.spec.names import Origin
+from autoscaler.state.events import DocumentsSeen, Seen
+from autoscaler.state.world import World
 from tests.kit.contained import raised
 from tests.kit.folding import reported
 from tests.kit.observed import seen_of
@@ -135,4 +135,4 @@ async def looks(house: House, many: int = 5) -> None:
     """The statuses were looked at so often since: what was to be written is written."""
     for _ in range(many):
         house.stepped.step()
-        await asyncio.sleep(2 * statuses.LOOK_S_MAX)
+        await asyncio.sleep(2 * status_writer.LOOK_S_MAX)

@@ -21,10 +21,10 @@ class Skewed(datetime):
 def main() -> None:
     """Everything that is imported from now on knows no other clock."""
     time.time = lambda: _true() + SKEW_S
-    from autoscaler.drivers.kubernetes import lease
+    from autoscaler.kubernetes import leader_election
     from pilotlight.cli import cli
 
-    vars(lease)["datetime"] = Skewed  # the only one that writes a date by itself
+    vars(leader_election)["datetime"] = Skewed  # the only one that writes a date by itself
     cli(prog_name="pilotlight")
 
 

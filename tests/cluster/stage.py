@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
 from tests.cluster.conftest import next_number
 from tests.cluster.kubelet.container import Container
 from tests.cluster.kubelet.node import LATE_S, Node

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.kubernetes.access import Access, access
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
-from autoscaler.drivers.kubernetes.adoption.seen import COST, GOES_FIRST, INTENT, REPLICA, SHOWN
-from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
-from autoscaler.model import Adopted, Model, ModelSpec
-from autoscaler.observations import Seen, Synced
-from autoscaler.world import Replica
+from autoscaler.drivers.kubernetes.adoption.objects import COST, GOES_FIRST, INTENT, REPLICA, SHOWN
+from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
+from autoscaler.kubernetes.kubeconfig import Access, access
+from autoscaler.spec.model import Adopted, Model, ModelSpec
+from autoscaler.state.events import Seen, Synced
+from autoscaler.state.world import Replica
 from tests.cluster.accounts import acting_as_autoscaler, refused
 from tests.cluster.adopting import LINGO, OURS, Adopting, workload
 from tests.cluster.kubelet.node import Node

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from autoscaler.drivers.kubernetes.adoption.seen import COST
+from autoscaler.drivers.kubernetes.adoption.objects import COST
 from tests.cluster.adopting import OURS, Adopting, workload
 
 WAIT_S_MAX = 180.0

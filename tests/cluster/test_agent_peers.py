@@ -13,7 +13,7 @@ from artifacts.http.transport import Site
 from artifacts.pack.oci_layout import Layout
 from artifacts.registry.client import Client
 from artifacts.store.store import Store
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
 from pilotlight.neighbours import CERTIFIED
 from tests.cluster.conftest import next_number
 from tests.cluster.house import House

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from autoscaler.drivers.kubernetes import api as client
-from autoscaler.drivers.kubernetes.access import AccessError, access
-from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
+from autoscaler.kubernetes import api as client
+from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.kubeconfig import AccessError, access
+from autoscaler.kubernetes.watching import Change, Key, Watched
 from tests.cluster.plane import Plane
 
 pytestmark = pytest.mark.standard
@@ -146,7 +146,7 @@ async def test_what_is_there_and_every_change_is_told_once(api: Api, notes: str,
 
 
 async def test_a_watch_that_the_server_ends_goes_on(api: Api, notes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.drivers.kubernetes.watching.WATCH_S", (1.0, 1.2))
+    monkeypatch.setattr("autoscaler.kubernetes.watching.WATCH_S", (1.0, 1.2))
     async with watching(api, notes) as one:
         asked = api.requests
         for number in range(6):

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from autoscaler.drivers.kubernetes.api import APPLY, Api, Object
+from autoscaler.kubernetes.api import APPLY, Api, Object
 from tests.cluster.kubelet.node import Node
 from tests.cluster.kubelet.pod import IMAGE_ERROR
 

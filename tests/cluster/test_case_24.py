@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.cuts import TRIES_MAX
-from autoscaler.drivers.kubernetes.api import Api, ApiError
+from autoscaler.kubernetes.api import Api, ApiError
+from autoscaler.queries.mig_status import TRIES_MAX
 from autoscaler.slicing.mig import STATE
 from tests.cluster import hasty
 from tests.cluster.calls import good

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
+from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.providers.cro.objects import ONLINE, REQUESTS, RESOURCES, new_request
 from tests.cluster import definitions
 from tests.cluster.calls import chat

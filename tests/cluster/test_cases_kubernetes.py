@@ -14,9 +14,9 @@ from typing import Any, Final
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes import pods
-from autoscaler.drivers.kubernetes.api import MERGE, STRATEGIC, Api, ApiError, Object
-from autoscaler.observations import Seen
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.kubernetes.api import MERGE, STRATEGIC, Api, ApiError, Object
+from autoscaler.state.events import Seen
 from tests.cluster import definitions
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node

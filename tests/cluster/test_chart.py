@@ -23,11 +23,11 @@ import helm_python
 import pytest
 import yaml
 
-from autoscaler.drivers.kubernetes.adoption.seen import REPLICA
-from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
-from autoscaler.drivers.kubernetes.cordons import ANNOTATION
-from autoscaler.drivers.kubernetes.vocabulary import NODES
-from autoscaler.ownership import INSTALLATION, identity
+from autoscaler.drivers.kubernetes.adoption.objects import REPLICA
+from autoscaler.drivers.kubernetes.inventory.node_cordons import ANNOTATION
+from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
+from autoscaler.kubernetes.constants import NODES
+from autoscaler.spec.ownership import INSTALLATION, identity
 from pilotlight import keys
 from tests.cluster import definitions
 from tests.cluster.adopting import OURS, workload

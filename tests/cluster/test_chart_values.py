@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.api import Api, ApiError, Object
 from tests.cluster.conftest import make_namespace
 from tests.kit.chart import SETS, texts
 

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices
-from autoscaler.drivers.kubernetes.api import Api
-from autoscaler.drivers.kubernetes.clearing import FORCED
+from autoscaler.drivers.kubernetes.cleanup import FORCED
+from autoscaler.kubernetes.api import Api
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 

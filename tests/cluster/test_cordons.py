@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from pytest_aiohttp import AiohttpClient
 
-from autoscaler.commands import Commands
-from autoscaler.drivers.base import CordonError
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api, ApiError
-from autoscaler.drivers.kubernetes.cordons import ANNOTATION, NodeCordons
-from autoscaler.drivers.kubernetes.vocabulary import NODES
-from autoscaler.log import Log
-from autoscaler.ops import OperationsServer
-from autoscaler.ordered import Cordon, CordonsSeen, Place
+from autoscaler.drivers.driver import CordonError
+from autoscaler.drivers.kubernetes.inventory.node_cordons import ANNOTATION, NodeCordons
+from autoscaler.explain.decision_log import Log
+from autoscaler.kubernetes.api import Api, ApiError
+from autoscaler.kubernetes.constants import NODES
+from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.server.operator_api import Commands
+from autoscaler.server.ops import OperationsServer
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, Place
 from tests.cluster.relay import Fenced, Moment, Write
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import device, world

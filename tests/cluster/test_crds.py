@@ -11,16 +11,16 @@ import aiohttp
 import msgspec
 import pytest
 
-from autoscaler.crds import LATER, MODEL, TENANT
-from autoscaler.crds.pod_types import TYPES
-from autoscaler.crds.rules import RULES
-from autoscaler.documents import one
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
-from autoscaler.expected import WrongKeyError
-from autoscaler.model import ModelSpec
-from autoscaler.not_yet import KEYS, MESSAGE
-from autoscaler.slicing.table import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
+from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
+from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.schema.cel_rules import RULES
+from autoscaler.schema.crds import LATER, MODEL, TENANT
+from autoscaler.schema.pod_types import TYPES
+from autoscaler.slicing.registry import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
+from autoscaler.spec.decode import WrongKeyError
+from autoscaler.spec.load import one
+from autoscaler.spec.model import ModelSpec
+from autoscaler.spec.validation import KEYS, MESSAGE
 from tests.cluster.definitions import API_VERSION, SERVED_S_MAX, TENANTS, document, model, models, tenant
 from tests.cluster.plane import Plane
 

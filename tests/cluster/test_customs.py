@@ -10,16 +10,17 @@ from contextlib import asynccontextmanager
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.documents import one
-from autoscaler.drivers.kubernetes import customs, kinds
-from autoscaler.drivers.kubernetes.api import MERGE, Api
-from autoscaler.drivers.kubernetes.customs import Customs
-from autoscaler.drivers.kubernetes.watching import Key
-from autoscaler.installation import CUSTOMS, FILES, Installation, Status
-from autoscaler.model import Model, ModelSpec
-from autoscaler.names import Origin
-from autoscaler.observations import DocumentsSeen
-from autoscaler.tenant import Tenant, TenantSpec
+from autoscaler.kubernetes import optional_kinds
+from autoscaler.kubernetes.api import MERGE, Api
+from autoscaler.kubernetes.resources import watcher
+from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation, Status
+from autoscaler.kubernetes.resources.watcher import Customs
+from autoscaler.kubernetes.watching import Key
+from autoscaler.spec.load import one
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.spec.names import Origin
+from autoscaler.spec.tenant import Tenant, TenantSpec
+from autoscaler.state.events import DocumentsSeen
 from tests.cluster import definitions
 from tests.cluster.conftest import make_namespace
 from tests.cluster.definitions import TENANTS, model, models, tenant
@@ -177,7 +178,7 @@ async def test_one_that_is_made_anew_says_what_its_own_status_is(served: Api, na
 
 
 async def test_many_at_once_are_told_as_few(served: Api, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "TOGETHER_S", 1.0)  # they come one by one, as fast as this machine makes them
+    monkeypatch.setattr(optional_kinds, "TOGETHER_S", 1.0)  # they come one by one, as fast as this machine makes them
     async with following(served, namespace) as found:
         await found.until(lambda: found.names == ["of-files"])
         async with asyncio.TaskGroup() as tasks:
@@ -210,8 +211,8 @@ async def test_a_cluster_without_the_kinds_has_none_until_they_come(
     served: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = f"{namespace}.example"
-    monkeypatch.setattr(customs, "API_VERSION", f"{group}/v1alpha1")
-    monkeypatch.setattr(kinds, "ABSENT_S", 0.05)
+    monkeypatch.setattr(watcher, "API_VERSION", f"{group}/v1alpha1")
+    monkeypatch.setattr(optional_kinds, "ABSENT_S", 0.05)
     async with following(served, namespace) as found:
         await found.until(lambda: found.names == ["of-files"])
         await definitions.install(served, group)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.api import Api
-from autoscaler.drivers.kubernetes.disruptions import Disruptions
-from autoscaler.observations import DisruptionsSeen, Seen
+from autoscaler.drivers.kubernetes.inventory.disruption_budgets import Disruptions
+from autoscaler.kubernetes.api import Api
+from autoscaler.state.events import DisruptionsSeen, Seen
 from tests.cluster.scene import Scene, staged
 from tests.kit.observed import WAIT_S_MAX, running
 

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError
-from autoscaler.mig_geometry import Cut
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing
+from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.slicing.base import NodeFacts, Object, Part, PodFields
-from autoscaler.slicing.dra import Dra, Got, decode, instead, slice_of
-from autoscaler.world import NodeId, Slice
+from autoscaler.slicing.dra_claims import Dra, Got, decode, instead, slice_of
+from autoscaler.slicing.mig_geometry import Cut
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
+from autoscaler.state.world import NodeId, Slice
 from tests.cluster.kubelet.node import Node
 from tests.kit import golden
 from tests.kit.pools import DRIVER, H100, classes, cut_name, gpu, many, partitionable, resource_slice

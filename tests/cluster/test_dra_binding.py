@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
 from autoscaler.slicing.base import NodeFacts
-from autoscaler.slicing.dra import Dra
-from autoscaler.slicing.dra_binding import Binding, bindings, told
-from autoscaler.slicing.dra_pools import ATTACHED_FIRST
-from autoscaler.world import NodeId
+from autoscaler.slicing.dra_binding_conditions import Binding, bindings, told
+from autoscaler.slicing.dra_claims import Dra
+from autoscaler.slicing.dra_resource_slices import ATTACHED_FIRST
+from autoscaler.state.world import NodeId
 from tests.cluster.test_dra import RESOURCE, WAIT_S_MAX, Bench, all_of, bench
 from tests.kit.pools import DRIVER, gpu, resource_slice
 

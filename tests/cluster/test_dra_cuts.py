@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError
-from autoscaler.slicing.dra import decode
+from autoscaler.kubernetes.api import Api, ApiError
+from autoscaler.slicing.dra_claims import decode
 from tests.cluster.house import House
 from tests.cluster.test_dra import RESOURCE
 from tests.cluster.test_slicing import SLICES, WAIT_S_MAX, explained, kept, noded, ours

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.model import Model
-from autoscaler.world import Replica
+from autoscaler.kubernetes.api import Api, ApiError
+from autoscaler.spec.model import Model
+from autoscaler.state.world import Replica
 from tests.cluster.kubelet.node import Node
 from tests.cluster.rig import ClusterRig
 from tests.contracts.driver import DriverContract, Manner

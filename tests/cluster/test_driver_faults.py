@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes import podevents, pods
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.drivers.kubernetes import pod_events
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.observations import Seen
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.kubernetes.api import Api, ApiError, Object
+from autoscaler.state.events import Seen
 from tests.cluster.conftest import make_namespace, next_number
 from tests.cluster.kubelet.node import Node
 from tests.cluster.kubelet.pod import IMAGE_ERROR, OUT_OF_MEMORY
@@ -89,8 +90,8 @@ async def test_a_finalizer_of_others_keeps_no_device(scene: Scene) -> None:
 async def test_a_volume_that_cannot_be_mounted_fails_the_start_and_is_named(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(podevents, "LOOK_S", 0.1)
-    monkeypatch.setattr(podevents, "IMAGE_S_MAX", 0.5)
+    monkeypatch.setattr(pod_events, "LOOK_S", 0.1)
+    monkeypatch.setattr(pod_events, "IMAGE_S_MAX", 0.5)
     one, model = scene.engine("r1")
     scene.node.fall_silent()  # the Event is written below, as a kubelet writes it
     driver = scene.driver()

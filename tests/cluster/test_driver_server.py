@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.compare import STOP_GRACE_S
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes import pods, watching
-from autoscaler.drivers.kubernetes.access import Access, access
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.observations import ReplicaSeen, Seen, Synced
-from autoscaler.podspec import Pod
+from autoscaler.drivers.kubernetes.objects import pod
+from autoscaler.kubernetes import watching
+from autoscaler.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.kubeconfig import Access, access
+from autoscaler.planner.reconcile import STOP_GRACE_S
+from autoscaler.spec.pod import Pod
+from autoscaler.state.events import ReplicaSeen, Seen, Synced
 from tests.cluster.conftest import next_number
 from tests.cluster.cutting import Cutter, port_of
 from tests.cluster.plane import Plane
@@ -122,7 +123,7 @@ async def test_case_26_a_pod_that_a_leader_before_us_stops_leaves_and_has_not_fa
 async def until_unmarked(scene: Scene) -> None:
     """The new leader has taken the old one's mark away."""
     async with asyncio.timeout(WAIT_S_MAX):
-        while pods.DRAIN in (await scene.api.get(f"{scene.pods}/r1"))["metadata"]["annotations"]:
+        while pod.DRAIN in (await scene.api.get(f"{scene.pods}/r1"))["metadata"]["annotations"]:
             await asyncio.sleep(0.02)
 
 
@@ -333,7 +334,7 @@ async def ready_at(ip: str, *replicas: str) -> AsyncIterator[None]:
 
     async with AsyncExitStack() as stack:
         for one in replicas:
-            server = await asyncio.start_server(answer, ip, pods.port_of(ReplicaId(one)))
+            server = await asyncio.start_server(answer, ip, pod.port_of(ReplicaId(one)))
             await stack.enter_async_context(server)
         yield
 

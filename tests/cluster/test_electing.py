@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import GatewayId
-from autoscaler.door import AGENT, BOTH, GATEWAY, Admitted
-from autoscaler.drivers.kubernetes import gateways
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api, FencedError, Object
-from autoscaler.drivers.kubernetes.gateways import GatewayPods
-from autoscaler.drivers.kubernetes.lease import Elector
-from autoscaler.drivers.kubernetes.tokens import KEPT_S, STANDS_S, Tokens
-from autoscaler.observations import GatewayGone, GatewaySeen
+from autoscaler.kubernetes import gateway_pods
+from autoscaler.kubernetes.api import Api, FencedError, Object
+from autoscaler.kubernetes.gateway_pods import GatewayPods
+from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.leader_election import Elector
+from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admitted
+from autoscaler.server.token_review import KEPT_S, STANDS_S, Tokens
+from autoscaler.state.events import GatewayGone, GatewaySeen
 from tests.cluster.accounts import make_account, token
 from tests.cluster.kubelet.node import Node
 from tests.cluster.plane import Plane
@@ -186,7 +186,7 @@ async def test_a_gateway_whose_pod_ended_before_we_looked_is_gone_and_a_stranger
     api: Api, namespace: str, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are known from their reports alone and silent. A pod's name is `DEPLOYMENT-HASH-RANDOM`."""
-    monkeypatch.setattr(gateways, "LOOK_S", 0.1)
+    monkeypatch.setattr(gateway_pods, "LOOK_S", 0.1)
     one = gateway_pod("", node, "/bin/sleep", "600")
     one["metadata"] |= {"generateName": "pl-gateway-7c9d8f6b5-", "name": None}
     one["metadata"]["labels"]["pod-template-hash"] = "7c9d8f6b5"

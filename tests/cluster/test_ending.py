@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.kubernetes.api import Api, Object
 from tests.cluster.conftest import next_number
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node

@@ -22,8 +22,8 @@ import helm_python
 import pytest
 import yaml
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
-from autoscaler.drivers.kubernetes.vocabulary import NODES
+from autoscaler.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.constants import NODES
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES
 from autoscaler.providers.provisioning_request.objects import API, ATOMIC, GKE
 from pilotlight import keys

@@ -11,7 +11,7 @@ from math import inf
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
 from tests.cluster.fabric import Stream, ada, in_order, settings, slow
 from tests.cluster.group import Group
 from tests.cluster.house import model

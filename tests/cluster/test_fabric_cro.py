@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
+from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
+from autoscaler.kubernetes.kubeconfig import access
 from autoscaler.providers.cro.objects import API, MANAGED_BY, REQUESTS, RESOURCES
 from autoscaler.providers.cro.provider import NODES, CroFabric
 from autoscaler.providers.kube import Object
 from autoscaler.providers.provider import Attended, Provider
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, Settings
-from autoscaler.world import World
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
+from autoscaler.state.world import World
 from pilotlight.objects import Objects
 from tests.cluster import definitions
 from tests.cluster.conftest import make_namespace

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
 from tests.cluster.fabric import Agent, Stream, ada, in_order, settings, slow
 from tests.cluster.group import Group
 from tests.cluster.rack import Rack, rack

@@ -8,8 +8,8 @@ import asyncio
 
 import pytest
 
-from autoscaler.attached import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.capacity.attachable_nodes import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE
+from autoscaler.kubernetes.api import Api
 from tests.cluster.fabric import ada, settings
 from tests.cluster.group import LABELS, Group, machine_set, resize
 from tests.cluster.house import model

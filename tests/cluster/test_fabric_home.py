@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
 from autoscaler.providers.lead_time_store import NAME, learnt_of
 from tests.cluster.fabric import Stream, in_order, settings, slow
 from tests.cluster.rack import Rack, rack

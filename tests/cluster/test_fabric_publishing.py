@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from autoscaler.awaited import DRIVER
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.api import Api, ApiError, Object
+from autoscaler.state.device_claims import DRIVER
 from tests.cluster.conftest import next_number
 from tests.cluster.house import House
 from tests.cluster.kubelet.node import Node

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.pods import port_of
+from autoscaler.drivers.kubernetes.objects.pod import port_of
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.kubeconfig import access
 from tests.cluster.calls import Answered, good
 from tests.cluster.kubelet.pod import EVICTED
 from tests.cluster.lossy import Lossy

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import aiohttp
 
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
 from tests.cluster.calls import Answered, good
 from tests.cluster.cutting import Cutter, port_of
 from tests.cluster.kubelet.node import Node

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
 from gateway.request.forbidden_fields import PLACES
 from loadtest.client import Client
 from loadtest.result import Ending, Result

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes import events, statuses
-from autoscaler.drivers.kubernetes.adoption import showing
+from autoscaler.drivers.kubernetes.adoption import status_writer as adoption_status_writer
 from autoscaler.drivers.kubernetes.adoption.annotations import LOW, WRONG
-from autoscaler.drivers.kubernetes.adoption.condition import SCALED
-from autoscaler.drivers.kubernetes.adoption.seen import COST, REPLICA
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.pods import DRAIN
-from autoscaler.states import ReplicaState as S
+from autoscaler.drivers.kubernetes.adoption.objects import COST, REPLICA
+from autoscaler.drivers.kubernetes.adoption.status import SCALED
+from autoscaler.drivers.kubernetes.objects.pod import DRAIN
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.resources import event_writer as events
+from autoscaler.kubernetes.resources import status_writer
+from autoscaler.state.lifecycle import ReplicaState as S
 from tests.cluster import definitions
 from tests.cluster.adopting import OURS, workload
 from tests.cluster.kubelet.node import Node
@@ -147,7 +148,7 @@ class Scene:
 async def scene(
     served: Api, namespace: str, node: Node, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Scene]:
-    for module in (events, showing, statuses):
+    for module in (events, adoption_status_writer, status_writer):
         monkeypatch.setattr(module, "RETRY_S", 0.2)  # a write without an answer is one of the moments
     one = Scene(served, namespace, node)
     await one.furnish()

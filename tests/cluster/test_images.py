@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from autoscaler.drivers.kubernetes.api import MERGE, Api
+from autoscaler.kubernetes.api import MERGE, Api
 from tests.cluster.house import House, model, process
 from tests.cluster.kubelet.node import Node
 from tests.cluster.test_placing import pair

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.ownership import INSTALLATION, identity
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.spec.ownership import INSTALLATION, identity
 from tests.cluster import definitions
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node

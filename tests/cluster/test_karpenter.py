@@ -13,14 +13,14 @@ from signal import SIGCONT, SIGSTOP
 
 import pytest
 
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api, UnreachableError
+from autoscaler.kubernetes.api import Api, UnreachableError
+from autoscaler.kubernetes.kubeconfig import access
 from autoscaler.providers.karpenter.provider import KarpenterNodes
 from autoscaler.providers.kube import Object
 from autoscaler.providers.provider import Provider
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, Settings
-from autoscaler.world import World
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
+from autoscaler.state.world import World
 from pilotlight.objects import Objects
 from tests.cluster.added import CLAIMS, POOLS, TYPE, Machines, karpenter
 from tests.cluster.building import BuildError

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes import kinds
-from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
-from autoscaler.drivers.kubernetes.kubeai import API_VERSION, KUBEAI, KubeaiModels
-from autoscaler.drivers.kubernetes.watching import Key
-from autoscaler.foreign import kubeai
-from autoscaler.installation import Installation, Status
-from autoscaler.model import Model
-from autoscaler.observations import DocumentsSeen
+from autoscaler.importers.kubeai import models as kubeai
+from autoscaler.kubernetes import optional_kinds
+from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
+from autoscaler.kubernetes.resources.installation import Installation, Status
+from autoscaler.kubernetes.resources.kubeai_watcher import API_VERSION, KUBEAI, KubeaiModels
+from autoscaler.kubernetes.watching import Key
+from autoscaler.spec.model import Model
+from autoscaler.state.events import DocumentsSeen
 
 pytestmark = pytest.mark.standard
 
@@ -98,7 +98,7 @@ async def install(api: Api) -> None:
 async def test_models_of_kubeai_are_followed_from_a_cluster_without_the_kind_to_the_last_that_goes(
     api: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds, "ABSENT_S", 0.05)
+    monkeypatch.setattr(optional_kinds, "ABSENT_S", 0.05)
     following, path = Following(api, namespace), f"/apis/{API_VERSION}/namespaces/{namespace}/models"
     key = Key(namespace, "tiny")
     async with following.running():

@@ -16,18 +16,18 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes import nodes
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import MERGE, Api
-from autoscaler.drivers.kubernetes.templates import template
-from autoscaler.podspec import GPU, Resources
+from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.drivers.kubernetes.objects.pod_template import template
+from autoscaler.kubernetes.api import MERGE, Api
+from autoscaler.kubernetes.kubeconfig import access
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.kueue import workload
 from autoscaler.providers.kueue.provider import KueuePlaces
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, Settings
 from autoscaler.spec.capacity import Kueue, ProviderSettings
-from autoscaler.world import World
+from autoscaler.spec.pod import GPU, Resources
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
+from autoscaler.state.world import World
 from pilotlight.objects import Objects
 from tests.cluster import definitions
 from tests.cluster.conftest import make_namespace

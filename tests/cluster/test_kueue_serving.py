@@ -14,10 +14,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.podspec import GPU, PLACE, QUEUE
+from autoscaler.kubernetes.api import Api, Object
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.kueue import workload
+from autoscaler.spec.pod import GPU, PLACE, QUEUE
 from pilotlight.objects import Objects
 from tests.cluster import definitions
 from tests.cluster.conftest import next_number

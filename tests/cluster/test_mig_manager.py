@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from autoscaler.cuts import configs_of
-from autoscaler.cuttable import CutOrder, CutRefused, Cuttable, CuttableSeen
-from autoscaler.drivers.kubernetes.api import Api
-from autoscaler.drivers.kubernetes.cutting import ANNOTATION, FILE, NodeCutter
-from autoscaler.drivers.kubernetes.vocabulary import NODES
-from autoscaler.quantity import Bytes
-from autoscaler.settings import Cutting, NodeDevice, NodeKind, NodeSlicing, Settings
+from autoscaler.drivers.kubernetes.inventory.mig_manager import ANNOTATION, FILE, NodeCutter
+from autoscaler.kubernetes.api import Api
+from autoscaler.kubernetes.constants import NODES
+from autoscaler.queries.mig_status import configs_of
 from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import Cutting, NodeDevice, NodeKind, NodeSlicing, Settings
+from autoscaler.state.mig import CutOrder, CutRefused, Cuttable, CuttableSeen
 from tests.cluster.conftest import next_number
 from tests.cluster.kubelet.node import Node
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.kubernetes.api import Api, Object
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 

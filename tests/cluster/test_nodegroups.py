@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.podspec import PLACE
+from autoscaler.kubernetes.api import Api, Object
 from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS
+from autoscaler.spec.pod import PLACE
 from tests.cluster.conftest import next_number
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.container import now

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api
-from autoscaler.observations import Seen, SlicesSeen
+from autoscaler.kubernetes.api import Api
+from autoscaler.state.events import Seen, SlicesSeen
 from tests.cluster.conftest import make_namespace, next_number
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
+from autoscaler.kubernetes.kubeconfig import access
 from tests.cluster import poison
 from tests.cluster.conftest import make_namespace, next_number, programs
 from tests.cluster.house import House, model
@@ -81,4 +81,4 @@ async def test_poisoned_objects_of_every_kind_affect_no_healthy_model(api: Api, 
                 await asyncio.sleep(0.1)
             assert (await one.call("eve"))[0] == 200
             assert one.autoscaler.returncode is None
-    assert "Traceback" not in (tmp_path / "autoscaler.log").read_text()
+    assert "Traceback" not in (tmp_path / "autoscaler.explain.decision_log").read_text()

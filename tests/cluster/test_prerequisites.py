@@ -12,11 +12,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from autoscaler.attached import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import MERGE, Api
-from autoscaler.drivers.kubernetes.rights import rights
-from autoscaler.drivers.kubernetes.vocabulary import NODES
+from autoscaler.capacity.attachable_nodes import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE
+from autoscaler.kubernetes.api import MERGE, Api
+from autoscaler.kubernetes.constants import NODES
+from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.rbac import rights
 from pilotlight.checks import Finding, blocked
 from pilotlight.checks_capacity import NO_MOST
 from pilotlight.checks_cluster import Scene, cluster

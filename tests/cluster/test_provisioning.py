@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
-from autoscaler.drivers.kubernetes.templates import template
-from autoscaler.podspec import GPU, Pod, Toleration
+from autoscaler.drivers.kubernetes.objects.pod_template import template
+from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
+from autoscaler.kubernetes.kubeconfig import access
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
 from autoscaler.providers.provisioning_request.provider import COUNTED, ProvisioningProvider
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, Settings
 from autoscaler.spec.capacity import ProviderSettings, Provisioning
-from autoscaler.world import World
+from autoscaler.spec.pod import GPU, Pod, Toleration
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
+from autoscaler.state.world import World
 from pilotlight.objects import Objects
 from tests.cluster import definitions
 from tests.cluster.conftest import make_namespace

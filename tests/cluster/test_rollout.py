@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.watching import Change, Key, Watched
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 from tests.kit.fake_process import command

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.nodes import RESLICED
-from autoscaler.drivers.kubernetes.plugins import CHOICE, PLACES
-from autoscaler.model import Model
-from autoscaler.observations import Seen
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, Settings
-from autoscaler.sizing import AS_ASKED, Given
-from autoscaler.world import SliceId
+from autoscaler.drivers.kubernetes.objects.device_plugin_config import CHOICE, PLACES
+from autoscaler.drivers.kubernetes.objects.node import RESLICED
+from autoscaler.kubernetes.api import MERGE, Api, ApiError
+from autoscaler.queries.sizing import AS_ASKED, Given
+from autoscaler.spec.model import Model
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
+from autoscaler.state.events import Seen
+from autoscaler.state.world import SliceId
 from tests.cluster.conftest import next_number
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node

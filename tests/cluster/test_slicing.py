@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError
-from autoscaler.slicing.dra import decode
+from autoscaler.kubernetes.api import Api, ApiError
+from autoscaler.slicing.dra_claims import decode
 from autoscaler.slicing.hami import SCHEDULER
 from tests.cluster.conftest import next_number
 from tests.cluster.house import House, model

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.actions import FailStart, Plan
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes import events, statuses
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import MERGE, Api
-from autoscaler.drivers.kubernetes.happenings import MINUTE_MAX
-from autoscaler.drivers.kubernetes.statuses import CHANGE_S, NEWS_S
-from autoscaler.loop import Step
-from autoscaler.observations import FollowingSeen, LeadingSeen, Seen, Synced
+from autoscaler.controller.loop import Step
+from autoscaler.kubernetes.api import MERGE, Api
+from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.resources import event_writer, status_writer
+from autoscaler.kubernetes.resources.event_log import MINUTE_MAX
+from autoscaler.kubernetes.resources.status_writer import CHANGE_S, NEWS_S
+from autoscaler.state.actions import FailStart, Plan
+from autoscaler.state.events import FollowingSeen, LeadingSeen, Seen, Synced
 from tests.cluster import definitions
 from tests.cluster.definitions import model
 from tests.cluster.showing import UNIX0, WAIT_S_MAX, House, at_rest, condition, looks, says, until
@@ -28,10 +28,10 @@ ADA = ModelName("ada")
 @pytest.fixture
 async def counted(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
     """The product's, of which requests are counted; it looks often."""
-    monkeypatch.setattr(statuses, "LOOK_S", 0.02)
-    monkeypatch.setattr(statuses, "LOOK_S_MAX", 0.04)
-    monkeypatch.setattr(statuses, "PER_S", 500.0)
-    monkeypatch.setattr(events, "PER_S", 500.0)
+    monkeypatch.setattr(status_writer, "LOOK_S", 0.02)
+    monkeypatch.setattr(status_writer, "LOOK_S_MAX", 0.04)
+    monkeypatch.setattr(status_writer, "PER_S", 500.0)
+    monkeypatch.setattr(event_writer, "PER_S", 500.0)
     async with Api(await access(kubeconfig)) as one:
         yield one
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.api import Api, ApiError, Object
 from pilotlight.checks_cluster import Scene, objects
 from tests.cluster import definitions
 from tests.cluster.house import House, model
@@ -87,7 +87,7 @@ async def test_nested_objects_are_named_and_a_healthy_model_is_served(
 ) -> None:
     await definitions.install(api)
     house.write(*(model(name, idleSeconds=600) for name in ("ada", "bob")))
-    log = tmp_path / "autoscaler.log"
+    log = tmp_path / "autoscaler.explain.decision_log"
 
     def named(kind: str, name: str) -> bool:
         return f"event=unreadable_object kind={kind} namespace={namespace} name={name} " in log.read_text()

@@ -11,16 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler import documents, engines
+from autoscaler import engines
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.kubernetes import nodes, pods, volumes
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import MERGE, Api, ApiError, Object
+from autoscaler.drivers.kubernetes import volumes
+from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.drivers.kubernetes.volumes import VOLUMES, Mounted, NodeVolumes, claims_in, facts_of, mounted, of_node
-from autoscaler.model import Model
-from autoscaler.mounts import STORE, Found, NodeFacts
-from autoscaler.settings import Settings, Weights
-from autoscaler.world import Replica, SliceId
+from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
+from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.spec import load
+from autoscaler.spec.model import Model
+from autoscaler.spec.settings import Settings, Weights
+from autoscaler.state.world import Replica, SliceId
+from autoscaler.weights.mounts import STORE, Found, NodeFacts
 from tests.cluster.accounts import acting_as_autoscaler, refused
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
@@ -53,7 +56,7 @@ def disk(node: Node, tmp_path: Path) -> Path:
 
 
 def reading() -> Model:
-    found = documents.one(
+    found = load.one(
         model("ada", artifact="oci://r.io/a:1", command=[sys.executable, "-c", READ, "{model_path}", "{port}"])
     )
     assert isinstance(found, Model)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes.access import access
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
+from autoscaler.kubernetes.kubeconfig import access
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 from tests.cluster.lossy import Lossy

@@ -22,11 +22,13 @@ from artifacts.pack import oci_layout
 from artifacts.pack.oci_layout import Layout
 from artifacts.registry.client import Client
 from artifacts.store.store import Store
-from autoscaler import documents, mounts
-from autoscaler.drivers.kubernetes import pods, volumes
-from autoscaler.drivers.kubernetes.api import Api
-from autoscaler.model import Model
-from autoscaler.words import size
+from autoscaler.drivers.kubernetes import volumes
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.kubernetes.api import Api
+from autoscaler.spec import load
+from autoscaler.spec.model import Model
+from autoscaler.text import size
+from autoscaler.weights import mounts
 from loadtest import tinygguf
 from pilotlight.gathering import completed
 from pilotlight.packing import planned
@@ -354,7 +356,7 @@ async def test_what_a_model_needs_is_read_of_its_header_in_the_registry_before_a
                     await asyncio.sleep(0.1)
             assert Store(scene.store).rows() == [], "nothing was brought"
     document = definitions.document("Model", "ada", spec={**spec, "artifact": f"file://{file}"})
-    found = documents.one(document)
+    found = load.one(document)
     assert isinstance(found, Model)
     there = completed(found, gpus=True)
     assert fit["memory_bytes"] == there.memory_bytes

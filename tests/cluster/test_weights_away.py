@@ -17,7 +17,7 @@ from artifacts.pack.oci_layout import Layout
 from artifacts.registry.client import Client
 from artifacts.store.permissions import FRESH_S
 from artifacts.store.store import Store
-from autoscaler.drivers.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api
 from tests.cluster.house import House
 from tests.cluster.kubelet.node import Node
 from tests.cluster.test_weights import Scene, ada, layout

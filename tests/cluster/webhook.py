@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from autoscaler.drivers.kubernetes.api import Api, Object
+from autoscaler.kubernetes.api import Api, Object
 from tests.cluster.plane import HOST, free_ports
 
 GROUP = "/apis/admissionregistration.k8s.io/v1"

@@ -13,10 +13,10 @@ from enum import StrEnum
 from typing import Protocol
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.base import Driver
-from autoscaler.model import Model
-from autoscaler.observations import ReplicaSeen, Seen, SlicesSeen, Synced
-from autoscaler.world import Replica
+from autoscaler.drivers.driver import Driver
+from autoscaler.spec.model import Model
+from autoscaler.state.events import ReplicaSeen, Seen, SlicesSeen, Synced
+from autoscaler.state.world import Replica
 from tests.kit.observed import running
 
 

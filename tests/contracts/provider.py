@@ -15,10 +15,10 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.leasenames import name_of
-from autoscaler.leases import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder
 from autoscaler.providers.provider import Provider, RefusedError
-from autoscaler.world import World
+from autoscaler.state.capacity_orders import name_of
+from autoscaler.state.leases import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder
+from autoscaler.state.world import World
 from tests.kit.worlds import model, world
 
 OWNER = ModelName("llama-8b")

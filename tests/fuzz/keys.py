@@ -11,12 +11,13 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from autoscaler import documents, publish
-from autoscaler.documents import DocumentError, ModelDocument, SettingsDocument, TenantDocument
-from autoscaler.fold import fold
-from autoscaler.observations import DocumentsSeen
-from autoscaler.part import Part
-from autoscaler.plan import Planner
+from autoscaler.fold.fold import fold
+from autoscaler.planner.plan import Planner
+from autoscaler.routing import routes
+from autoscaler.spec import load
+from autoscaler.spec.load import DocumentError, ModelDocument, SettingsDocument, TenantDocument
+from autoscaler.spec.part import Part
+from autoscaler.state.events import DocumentsSeen
 from tests.fuzz.hostile import VALUES, Members, Written, tree, written
 from tests.fuzz.lines import check_line
 from tests.kit.worlds import T0, device, gateway, level, world
@@ -104,7 +105,7 @@ def check(data: bytes) -> None:
     """One YAML text: refused in one line, or loaded, published and planned with Calls that wait."""
     text = data.decode(errors="surrogatepass") if _is_unicode(data) else data.decode("latin-1")
     try:
-        loaded = documents.load([("a.yaml", text)])
+        loaded = load.load([("a.yaml", text)])
     except DocumentError as error:
         check_line(error)
         return
@@ -112,10 +113,10 @@ def check(data: bytes) -> None:
     waiting = gateway(levels=[level(str(one.name), waiting=1) for one in loaded.models])
     now, _ = fold(world((), [device()], gateways=[waiting]), (seen,), T0)
     Planner().plan(now, T0)
-    msgspec.json.encode(publish.catalogue_full(now))
+    msgspec.json.encode(routes.catalogue_full(now))
     for one in loaded.models:
         one.spec_hash()
-    assert documents.load([("a.yaml", documents.to_yaml(loaded))]) == loaded, "read again it is another"
+    assert load.load([("a.yaml", load.to_yaml(loaded))]) == loaded, "read again it is another"
 
 
 def _is_unicode(data: bytes) -> bool:

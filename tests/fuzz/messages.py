@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from autoscaler.agent_contract import NodeWants
 from autoscaler.contract import (
     CatalogueDelta,
     NodeAnswer,
@@ -13,8 +14,7 @@ from autoscaler.contract import (
     RoutesDelta,
     decoder,
 )
-from autoscaler.nodepeers import NodePeers
-from autoscaler.nodewants import NodeWants
+from autoscaler.weights.peers import NodePeers
 from gateway.control.snapshot_file import Known
 from pilotlight.shapes import Header
 

@@ -16,7 +16,7 @@ from functools import cache
 from random import Random
 from typing import Final, NamedTuple
 
-from autoscaler.drivers.kubernetes import decoding
+from autoscaler.kubernetes import decoding
 from tests.fuzz.hostile import VALUES, Written, mutated, retyped, written
 from tests.fuzz.kinds import SEEDS as OBJECTS
 from tests.fuzz.kinds import Object

@@ -1,6 +1,6 @@
 """Reports of gateways and agents under fuzz: whatever one says, the autoscaler decides and publishes on.
 
-An input is one byte that chooses the kind, and the report. It reaches a loop as `autoscaler.serve` passes it.
+An input is one byte that chooses the kind, and the report. It reaches a loop as `autoscaler.server.gateways` passes it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from autoscaler import publish, serve
 from autoscaler.contract import GatewayId, NodeReport, Report, decoder
-from autoscaler.ordered import NodeReported
+from autoscaler.routing import routes
+from autoscaler.server import gateways
+from autoscaler.state.operator_orders import NodeReported
 from pilotlight import shapes
 from tests.fuzz.hostile import mutated, written
 from tests.kit.steps import SteppedLoop
@@ -76,10 +77,10 @@ def reports(data: bytes) -> None:
     for now_s in (T0, T0 + 1.0, T0 + 100.0):
         loop.now_s = now_s
         if isinstance(report, Report):
-            msgspec.json.encode(serve.take_report(loop.loop, report))
+            msgspec.json.encode(gateways.take_report(loop.loop, report))
         else:
             loop.loop.observe((NodeReported(report=report),))
         after = loop.step()
         shapes.known(one, after.looked)
-        msgspec.json.encode(publish.catalogue_full(after))
-        msgspec.json.encode(publish.routes_full(after, GatewayId("g1"), now_s, {}, boot="b"))
+        msgspec.json.encode(routes.catalogue_full(after))
+        msgspec.json.encode(routes.routes_full(after, GatewayId("g1"), now_s, {}, boot="b"))

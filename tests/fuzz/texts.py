@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from autoscaler import documents, strict_yaml
+from autoscaler.spec import load, yaml
 from tests.fuzz.hostile import mutated
 from tests.fuzz.lines import check_line
 
@@ -47,7 +47,7 @@ SEEDS: Final = (
     b"!!set {a, b}\n", b"? [a]\n: b\n", b"a: !!binary aGk=\nb: !!omap [a: 1]\nc: 2026-01-01\nd: 1:30\ne: 0o7\n",
     b'"\\ud83d\\ude00": "\\ud800"\n', b"a: |\n  x\nb: >-\n  y\nc: 'z'\n", b"{a: [{b: [{c: 1}]}]}",
 )  # fmt: skip
-_PLAIN: Final = tuple(value for text in DOCUMENTS for value in strict_yaml.read(text))
+_PLAIN: Final = tuple(value for text in DOCUMENTS for value in yaml.read(text))
 _TAGS: Final = (
     "!!null", "!!bool", "!!int", "!!float", "!!binary", "!!timestamp", "!!omap", "!!pairs", "!!set", "!!str", "!!seq",
     "!!map", "!!merge",
@@ -147,17 +147,17 @@ def texts(data: bytes) -> None:
         else data.decode("latin-1")
     )
     try:
-        values = strict_yaml.read(text)
-    except strict_yaml.YamlError as error:
+        values = yaml.read(text)
+    except yaml.YamlError as error:
         check_line(error)
         return
     assert all(map(_is_plain, values)), "no plain values"
     try:
-        loaded = documents.load([("a.yaml", text)])
-    except documents.DocumentError as error:
+        loaded = load.load([("a.yaml", text)])
+    except load.DocumentError as error:
         check_line(error)
         return
-    again = documents.load([("a.yaml", documents.to_yaml(loaded))])
+    again = load.load([("a.yaml", load.to_yaml(loaded))])
     assert again == loaded, "written and read again it is another"
 
 

@@ -18,38 +18,38 @@ from unittest import mock
 
 from kubernetes.aio import client
 
-from autoscaler import documents
 from autoscaler.drivers import probes
-from autoscaler.drivers.kubernetes.access import Access
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
+from autoscaler.drivers.kubernetes.adoption.objects import WorkloadSeen, read_workload
 from autoscaler.drivers.kubernetes.adoption.runner import Means, Runner
-from autoscaler.drivers.kubernetes.adoption.seen import WorkloadSeen, read_workload
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
-from autoscaler.drivers.kubernetes.api import Api, Object, UnreachableError
-from autoscaler.drivers.kubernetes.cordons import NodeCordons
-from autoscaler.drivers.kubernetes.customs import Customs
-from autoscaler.drivers.kubernetes.cutting import NodeCutter
-from autoscaler.drivers.kubernetes.decoding import read_event
-from autoscaler.drivers.kubernetes.disruptions import Disruptions
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.gateways import GatewayPods
-from autoscaler.drivers.kubernetes.inventory import Inventory
-from autoscaler.drivers.kubernetes.kubeai import KubeaiModels
-from autoscaler.drivers.kubernetes.lease import Elector
-from autoscaler.drivers.kubernetes.quotas import DeclaredDevices
-from autoscaler.drivers.kubernetes.unreadable import Unreadable
-from autoscaler.drivers.kubernetes.watching import INITIAL_END, Watched
-from autoscaler.installation import Installation
+from autoscaler.drivers.kubernetes.inventory.disruption_budgets import Disruptions
+from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
+from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
+from autoscaler.drivers.kubernetes.inventory.node_cordons import NodeCordons
+from autoscaler.drivers.kubernetes.inventory.quotas import DeclaredDevices
+from autoscaler.kubernetes.api import Api, Object, UnreachableError
+from autoscaler.kubernetes.decoding import read_event
+from autoscaler.kubernetes.gateway_pods import GatewayPods
+from autoscaler.kubernetes.kubeconfig import Access
+from autoscaler.kubernetes.leader_election import Elector
+from autoscaler.kubernetes.resources.installation import Installation
+from autoscaler.kubernetes.resources.kubeai_watcher import KubeaiModels
+from autoscaler.kubernetes.resources.watcher import Customs
+from autoscaler.kubernetes.unreadable import Unreadable
+from autoscaler.kubernetes.watching import INITIAL_END, Watched
 from autoscaler.providers.cro import objects
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing, Settings
+from autoscaler.spec import load
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
 from pilotlight.cluster import image, launch
 from pilotlight.objects import Objects
 from pilotlight.resources import theirs
 from tests.fuzz.kinds import DEPLOYMENT
 from tests.kit.worlds import GI, T0, model, world
 
-ROOT: Final = Path(documents.__file__).parents[1]
+ROOT: Final = Path(load.__file__).parents[1]
 """Where the product that is tested is: here, or what was compiled."""
 PACKAGES: Final = ("autoscaler", "pilotlight")
 NAMESPACE: Final = "models"
@@ -152,7 +152,7 @@ def _nothing(*_: object) -> None:
 
 
 async def _customs(api: Api) -> Callable[[], object]:
-    made = Customs(api, documents.one, Installation(_nothing), heard=_nothing)
+    made = Customs(api, load.one, Installation(_nothing), heard=_nothing)
     return lambda: (made.models, made.tenants, made.wrong)
 
 

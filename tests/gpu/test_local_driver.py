@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers import nvml as nvml_module
-from autoscaler.drivers.nvml import PyNvml
-from autoscaler.observations import Seen
+from autoscaler.drivers.local import nvml as nvml_module
+from autoscaler.drivers.local.nvml import PyNvml
+from autoscaler.state.events import Seen
 from tests.kit.fakenvml import FakeNvml
 from tests.kit.localrig import TINY_ENGINE, LocalRig, python, replica
 from tests.kit.observed import running
@@ -59,7 +59,7 @@ def test_driver_that_does_not_report_reserved_memory_is_asked_for_the_total(
 def test_replica_that_exceeds_its_claim_is_reported_once_until_it_has_grown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("autoscaler.drivers.readiness.WEIGH_READY_S", 0.01)
+    monkeypatch.setattr("autoscaler.drivers.local.readiness.WEIGH_READY_S", 0.01)
     nvml = FakeNvml()
     rig = LocalRig(tmp_path, nvml=nvml)
 

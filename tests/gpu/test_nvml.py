@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from autoscaler.drivers.devices import Devices
-from autoscaler.drivers.nvml import Nvml, NvmlError, PyNvml
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.nvml import Nvml, NvmlError, PyNvml
 
 HOLDS_MEMORY = """
 import ctypes, sys

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from autoscaler.drivers.kubernetes import watching
-from autoscaler.drivers.kubernetes.api import ApiError, Object
-from autoscaler.drivers.kubernetes.decoding import Page
-from autoscaler.drivers.kubernetes.unreadable import UnreadableObjects
+from autoscaler.kubernetes import watching
+from autoscaler.kubernetes.api import ApiError, Object
+from autoscaler.kubernetes.decoding import Page
+from autoscaler.kubernetes.unreadable import UnreadableObjects
 
 Event = tuple[str, Object]
 

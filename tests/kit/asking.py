@@ -18,7 +18,7 @@ from typing import NamedTuple
 from autoscaler.contract import ModelName
 from autoscaler.engines import launch
 from autoscaler.engines.installed import available
-from autoscaler.model import Model, ModelSpec
+from autoscaler.spec.model import Model, ModelSpec
 from loadtest import tinygguf
 from tests.kit.ports import free_port
 

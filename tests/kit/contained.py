@@ -8,6 +8,6 @@ class ContainedFaultError(BaseException):
 
 
 def raised(model: str | None, what: str, error: Exception | str) -> None:
-    """Stands for `autoscaler.loop.report_fault`, and for `fault` of a loop, where no fault is expected."""
+    """Stands for `autoscaler.controller.loop.report_fault`, and for `fault` of a loop, where no fault is expected."""
     reason = f"{what}: {error} (model {model})"
     raise ContainedFaultError(reason) from (error if isinstance(error, Exception) else None)

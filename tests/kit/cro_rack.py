@@ -7,14 +7,14 @@ from collections.abc import Callable, Coroutine
 
 from msgspec.structs import replace
 
-from autoscaler.leases import LeaseId, Listed, ReleaseOrder
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES
 from autoscaler.providers.cro.provider import NODES, CroFabric
 from autoscaler.providers.kube import Object
 from autoscaler.providers.provider import Provider
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, Price, Settings
-from autoscaler.world import DeviceId, NodeId, Slice, SliceId, World
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, Price, Settings
+from autoscaler.state.leases import LeaseId, Listed, ReleaseOrder
+from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 from tests.contracts.provider import order
 from tests.kit.fake_cro import NONE_FREE, FakeCro
 from tests.kit.objects import PlayedServer

@@ -11,12 +11,12 @@ import json
 import subprocess
 import sys
 
-from autoscaler.drivers.base import Observation
-from autoscaler.drivers.devices import Devices
-from autoscaler.drivers.local import LocalDriver
-from autoscaler.drivers.processes import become_subreaper
-from autoscaler.drivers.records import StateDirectory
-from autoscaler.observations import ReplicaSeen, Synced
+from autoscaler.drivers.driver import Observation
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.local import LocalDriver
+from autoscaler.drivers.local.processes import become_subreaper
+from autoscaler.drivers.local.state_directory import StateDirectory
+from autoscaler.state.events import ReplicaSeen, Synced
 from tests.kit.localrig import GPU0, launch, python, replica
 
 

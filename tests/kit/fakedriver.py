@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.base import Observe
-from autoscaler.model import Model
-from autoscaler.observations import ReplicaSeen, Seen, SlicesSeen, Synced
-from autoscaler.world import Replica, Slice
+from autoscaler.drivers.driver import Observe
+from autoscaler.spec.model import Model
+from autoscaler.state.events import ReplicaSeen, Seen, SlicesSeen, Synced
+from autoscaler.state.world import Replica, Slice
 from tests.kit.observed import seen_of
 
 STOPPED = "stopped"

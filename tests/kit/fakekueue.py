@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoscaler.podspec import GPU, QUEUE
 from autoscaler.providers.kube import Object, Server
 from autoscaler.providers.kueue.workload import API, GATE, GROUP, VERSIONS
+from autoscaler.spec.pod import GPU, QUEUE
 from tests.kit.objects import stamp
 
 NEWEST = f"{API}/{VERSIONS[0]}"

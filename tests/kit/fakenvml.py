@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from autoscaler.drivers.nvml import Gpu, NvmlError
+from autoscaler.drivers.local.nvml import Gpu, NvmlError
 
 
 class FakeNvml:

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.providers.provider import RefusedError
-from autoscaler.world import DeviceId, NodeId, Slice, SliceId
+from autoscaler.state.leases import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 AWAY = "the provider does not answer"
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from autoscaler.podspec import GPU
 from autoscaler.providers.kube import Object, Server
 from autoscaler.providers.provisioning_request.objects import API, CHECK, CONSUMED, CONSUMES
+from autoscaler.spec.pod import GPU
 from tests.kit.objects import stamp
 
 Fault = Literal["", "never", "rejects", "half", "late", "expires", "quota", "revokes", "unseen", "fails"]

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from autoscaler import loop
 from autoscaler.contract import ModelName
-from autoscaler.model import Model
+from autoscaler.controller import loop
+from autoscaler.spec.model import Model
 
 
 class InjectedError(Exception):
@@ -27,17 +27,17 @@ class Faults(NamedTuple):
 
 
 POINTS = (
-    "autoscaler.demand:wanted",
-    "autoscaler.plan:compare",
-    "autoscaler.compare:want_of",
-    "autoscaler.plan:slots",
-    "autoscaler.plan:limit_s",
-    "autoscaler.shelves:evictable_s",
-    "autoscaler.shares:_divide_model",
-    "autoscaler.fold_replicas:seen",
-    "autoscaler.histories:peaked",
-    "autoscaler.publish:model_entry",
-    "autoscaler.publish:_state",
+    "autoscaler.demand.desired_replicas:wanted",
+    "autoscaler.planner.plan:compare",
+    "autoscaler.planner.reconcile:want_of",
+    "autoscaler.planner.plan:slots",
+    "autoscaler.planner.plan:limit_s",
+    "autoscaler.placement.model.bins:evictable_s",
+    "autoscaler.routing.slots:_divide_model",
+    "autoscaler.fold.replicas:seen",
+    "autoscaler.demand.history:peaked",
+    "autoscaler.routing.routes:model_entry",
+    "autoscaler.routing.routes:_state",
     "tests.kit.fakedriver:FakeDriver.start",
     "tests.kit.fakedriver:FakeDriver.stop",
     "tests.kit.fakedriver:FakeDriver.obstacle",

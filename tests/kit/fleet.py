@@ -13,22 +13,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from autoscaler import publish, shares
 from autoscaler.contract import BUSY_PERIOD_S, REPORT_GAP_S, GatewayId, ReplicaId, Report, RoutesDelta, TenantName
-from autoscaler.fold import Observation, fold
-from autoscaler.model import Model, ModelSpec
-from autoscaler.observations import (
-    DocumentsSeen,
-    GatewayGone,
-    GatewaySeen,
-    ReplicaSeen,
-    Reported,
-    Seen,
-    Synced,
-    Tick,
-)
-from autoscaler.tenant import Tenant, TenantSpec
-from autoscaler.world import SliceId, World
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.routing import routes
+from autoscaler.routing import slots as shares
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.spec.tenant import Tenant, TenantSpec
+from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, ReplicaSeen, Reported, Seen, Synced, Tick
+from autoscaler.state.world import SliceId, World
 from tests.kit.hold_gateway import MODEL, HoldGateway, Running
 
 Service = Callable[[random.Random], float]
@@ -208,7 +200,7 @@ class Fleet:
         if stream is None or stream[0] != gateway.boot or gateway.dead:
             return
         boot, sent, arrives_s = stream
-        delta = publish.routes_delta(sent, self.world, gateway.id, self.now_s, boot=gateway.boot_name())
+        delta = routes.routes_delta(sent, self.world, gateway.id, self.now_s, boot=gateway.boot_name())
         arrives_s = self._send(gateway, delta, arrives_s) if delta is not None else arrives_s
         self._streams[gateway.id] = (boot, self.world, arrives_s)
 
@@ -223,7 +215,7 @@ class Fleet:
     def _connect(self, gateway: HoldGateway, boot: int, epoch: int) -> None:
         if gateway.dead or gateway.boot != boot or epoch != self.epoch or not self.leads:
             return
-        full = publish.routes_full(self.world, gateway.id, self.now_s, boot=gateway.boot_name())
+        full = routes.routes_full(self.world, gateway.id, self.now_s, boot=gateway.boot_name())
         self._streams[gateway.id] = (boot, self.world, self._send(gateway, full, self.now_s))
         self.step(GatewaySeen(gateway=gateway.id, boot=gateway.boot_name(), watched=True))
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler.actions import Acted, Action
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
-from autoscaler.fold import Observation, fold
-from autoscaler.indices import rebuild
-from autoscaler.model import Start
-from autoscaler.observations import ReplicaSeen, Reported, Seen, Transition
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica, World
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.fold.indices import rebuild
+from autoscaler.spec.model import Start
+from autoscaler.state.actions import Acted, Action
+from autoscaler.state.events import ReplicaSeen, Reported, Seen, Transition
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Replica, World
 from tests.kit.worlds import GI, T0, device, model, replica
 
 M, R, G1 = ModelName("m"), ReplicaId("r"), GatewayId("g1")

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from autoscaler.contract import ReplicaId
-from autoscaler.observations import Seen
+from autoscaler.state.events import Seen
 from tests.kit.localrig import TINY_ENGINE, LocalRig, python, replica
 from tests.kit.observed import running
 

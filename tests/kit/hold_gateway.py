@@ -2,7 +2,7 @@
 
 Owns the gateway's half of the hold rule (interfaces section 6) in the plainest form: a hold is taken only from a newer
 grant, lowered at once when others wait, and never exceeded. The real one is `gateway.dispatch.dispatcher`; this one
-lets `autoscaler.shares` be tested by itself.
+lets `autoscaler.routing.slots` be tested by itself.
 """
 
 from __future__ import annotations

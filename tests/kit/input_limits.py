@@ -21,7 +21,7 @@ from pathlib import Path
 from artifacts.formats import gguf, hf_config
 from autoscaler import documents
 from autoscaler.drivers.kubernetes import decoding
-from autoscaler.expected import WrongKeyError
+from autoscaler.spec.decode import WrongKeyError
 def peak():  # of this program: ru_maxrss includes the process that started it
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
 def read_object(path):

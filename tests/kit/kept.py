@@ -11,9 +11,9 @@ import msgspec
 
 from artifacts.credentials.docker_config import Config
 from artifacts.store.store import Store
+from autoscaler.agent_contract import NodeWant, NodeWants
 from autoscaler.contract import ReplicaId, WeightsReport
-from autoscaler.nodewants import NodeWant, NodeWants
-from autoscaler.settings import Weights
+from autoscaler.spec.settings import Weights
 from pilotlight.keeping import Keeping
 from pilotlight.pullsecrets import NoSecretError
 from tests.kit import packed

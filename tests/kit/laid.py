@@ -7,17 +7,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from autoscaler.actions import StartReplica
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.defrag import Defragmented, defragment
-from autoscaler.indices import rebuild
-from autoscaler.model import Gpu, Model
-from autoscaler.moves import Ground
-from autoscaler.packing import Force, Missing, Outlook, Want
-from autoscaler.plan import plan
-from autoscaler.shelves import shelves, want_of
-from autoscaler.world import NodeId, Replica, Slice, World
-from autoscaler.yard import Yard
+from autoscaler.fold.indices import rebuild
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.model.bins import shelves, want_of
+from autoscaler.placement.model.types import Force, Missing, Outlook, Want
+from autoscaler.planner.plan import plan
+from autoscaler.rearrange.defragmentation import Defragmented, defragment
+from autoscaler.rearrange.moves import Ground
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.world import NodeId, Replica, Slice, World
 from tests.kit.worlds import T0, Scene, device, model, replica, world
 
 NODES, DEVICES = 4, 10

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.devices import Devices
-from autoscaler.drivers.local import LocalDriver
-from autoscaler.drivers.nvml import Nvml
-from autoscaler.drivers.processes import facts, mark_of
-from autoscaler.drivers.records import StateDirectory
-from autoscaler.model import Model, ModelSpec
-from autoscaler.quantity import Bytes
-from autoscaler.settings import DeclaredDevice
-from autoscaler.sizing import AS_ASKED, Given
-from autoscaler.world import Replica, SliceId
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.local import LocalDriver
+from autoscaler.drivers.local.nvml import Nvml
+from autoscaler.drivers.local.processes import facts, mark_of
+from autoscaler.drivers.local.state_directory import StateDirectory
+from autoscaler.queries.sizing import AS_ASKED, Given
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import DeclaredDevice
+from autoscaler.state.world import Replica, SliceId
 from tests.contracts.driver import Manner
 from tests.kit.fake_process import command
 from tests.kit.waiting import until

@@ -10,7 +10,7 @@ from aiohttp import web
 from artifacts.peers.offers import Offers
 from artifacts.peers.server import STREAMS_MAX, Serving
 from artifacts.store.store import Store
-from autoscaler.door import Door
+from autoscaler.server.auth import Door
 
 TOKEN = "t0ken-that-all-nodes-show-each-other"
 """What must be seen nowhere."""

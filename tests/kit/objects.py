@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from autoscaler.ownership import ANYBODYS, Ownership
 from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Object
+from autoscaler.spec.ownership import ANYBODYS, Ownership
 
 FIELDS = {"spec.nodeName", "status.phase", "metadata.name", "involvedObject.uid"}
 """By these it selects; another selector is an error."""

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.base import Driver, Observation
-from autoscaler.observations import ReplicaSeen, Seen, SlicesSeen, Synced
-from autoscaler.world import Replica
+from autoscaler.drivers.driver import Driver, Observation
+from autoscaler.state.events import ReplicaSeen, Seen, SlicesSeen, Synced
+from autoscaler.state.world import Replica
 
 WAIT_S_MAX = 90.0
 

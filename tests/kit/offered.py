@@ -7,12 +7,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from autoscaler.actions import AcquireLease, Acted, Action, ReleaseLease
-from autoscaler.fold import Observation, fold
-from autoscaler.leases import LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
-from autoscaler.observations import Reported, SlicesSeen
-from autoscaler.plan import plan
-from autoscaler.world import DeviceId, NodeId, Slice, SliceId, World
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.planner.plan import plan
+from autoscaler.state.actions import AcquireLease, Acted, Action, ReleaseLease
+from autoscaler.state.events import Reported, SlicesSeen
+from autoscaler.state.leases import LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
+from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 from tests.kit.worlds import GI, T0, device, gateway, level, model, world
 
 A = model("a", 16, high=4, slots=1)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
-from autoscaler.podspec import PLACE
 from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS, REFUSED, TRIGGERED
 from autoscaler.providers.kube import Object
+from autoscaler.spec.pod import PLACE
 from tests.kit.objects import PlayedServer, stamp
 
 PODS, EVENTS = "/api/v1/namespaces/engines/pods", "/api/v1/namespaces/engines/events"

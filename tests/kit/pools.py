@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoscaler.mig_geometry import GEOMETRIES, Profile
+from autoscaler.slicing.mig_geometry import GEOMETRIES, Profile
 
 Object = dict[str, Any]
 DRIVER = "gpu.nvidia.com"

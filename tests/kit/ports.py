@@ -43,7 +43,7 @@ def part(among: range, environ: Mapping[str, str]) -> range:
 
 
 _ours = Ports(part(range(10_240, 20_480), os.environ))
-"""Engines of `pilotlight serve` have those above (autoscaler/drivers/ports.py)."""
+"""Engines of `pilotlight serve` have those above (autoscaler/drivers/local/ports.py)."""
 
 
 def free_port() -> int:

@@ -10,17 +10,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from autoscaler.contract import ModelName
-from autoscaler.leases import Listed
-from autoscaler.podspec import GPU
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import Provider
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
 from autoscaler.providers.provisioning_request.provider import COUNTED, ProvisioningProvider
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, Price, Settings
 from autoscaler.spec.capacity import ProviderSettings, Provisioning
-from autoscaler.world import World
+from autoscaler.spec.pod import GPU
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, Price, Settings
+from autoscaler.state.leases import Listed
+from autoscaler.state.world import World
 from tests.contracts.provider import OWNER, order
 from tests.kit.fakeprovisioner import FakeProvisioner, Fault
 from tests.kit.objects import PlayedServer

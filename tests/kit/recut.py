@@ -6,15 +6,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from autoscaler.actions import CutNode
-from autoscaler.cuts import configs_of
-from autoscaler.cuttable import CutOrder, Cuttable
-from autoscaler.cutting import WAIT_S
-from autoscaler.hosts import Host
-from autoscaler.mig_geometry import GEOMETRIES
-from autoscaler.plan import plan
-from autoscaler.podspec import Resources
-from autoscaler.world import NodeId, Slice, World
+from autoscaler.planner.plan import plan
+from autoscaler.queries.mig_status import configs_of
+from autoscaler.rearrange.mig_repartition import WAIT_S
+from autoscaler.slicing.mig_geometry import GEOMETRIES
+from autoscaler.spec.pod import Resources
+from autoscaler.state.actions import CutNode
+from autoscaler.state.mig import CutOrder, Cuttable
+from autoscaler.state.resources import Host
+from autoscaler.state.world import NodeId, Slice, World
 from tests.kit.sliced import mig_node
 from tests.kit.worlds import T0, gateway, level, model, world
 
@@ -26,10 +26,10 @@ CONFIG = "as-it-was"
 
 def slices(node: str = "n1", **cuts: str) -> list[Slice]:
     """The Slices of a node with so many of each profile: `_1g_10gb="7"`."""
-    from autoscaler.slicing import table
+    from autoscaler.slicing import registry
 
     facts = mig_node(PRODUCT, None, **cuts)._replace(name=NodeId(node))
-    return [replace(one, labels_known=True) for one in table.inventory(facts)]
+    return [replace(one, labels_known=True) for one in registry.inventory(facts)]
 
 
 def cuttable(name: str = "n1", **fields: Any) -> Cuttable:

@@ -11,13 +11,13 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 
-from autoscaler.attached import Site
-from autoscaler.leases import AcquireOrder, Listed
+from autoscaler.capacity.attachable_nodes import Site
 from autoscaler.providers.redfish.client import Login, Logins, Service
 from autoscaler.providers.redfish.inventory import Noted, Reading
 from autoscaler.providers.redfish.planning import Terms
 from autoscaler.providers.redfish.provider import RedfishFabric
 from autoscaler.providers.redfish.system_writer import Around
+from autoscaler.state.leases import AcquireOrder, Listed
 from tests.contracts.provider import order
 from tests.kit import certificates
 from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric

@@ -28,8 +28,8 @@ import msgspec
 import psutil
 import yaml
 
-from autoscaler.drivers.processes import facts, mark_of
-from autoscaler.drivers.records import Record
+from autoscaler.drivers.local.processes import facts, mark_of
+from autoscaler.drivers.local.state_directory import Record
 from loadtest.cli import request_body
 from loadtest.client import Client
 from loadtest.result import Result, Shot

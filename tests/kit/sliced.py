@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing
 from autoscaler.slicing.base import NodeFacts, Slicer
-from autoscaler.slicing.dra import Dra
+from autoscaler.slicing.dra_claims import Dra
 from autoscaler.slicing.hami import Hami
 from autoscaler.slicing.kai import Kai
 from autoscaler.slicing.mig import Mig
 from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, Npu, Whole
 from autoscaler.slicing.volcano import Volcano
-from autoscaler.world import NodeId
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
+from autoscaler.state.world import NodeId
 from tests.kit.pools import gpu, many, partitionable, resource_slice
 
 NODE = NodeId("node-1")

@@ -6,11 +6,11 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 
-from autoscaler.drivers.base import Observe
-from autoscaler.fold import Observation
-from autoscaler.loop import Loop
-from autoscaler.model import Model
-from autoscaler.world import Replica, World
+from autoscaler.controller.loop import Loop
+from autoscaler.drivers.driver import Observe
+from autoscaler.fold.fold import Observation
+from autoscaler.spec.model import Model
+from autoscaler.state.world import Replica, World
 from tests.kit.worlds import T0
 
 

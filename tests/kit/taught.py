@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from autoscaler.lesson import Exercise, Lesson
-from autoscaler.lessons import exercise
-from autoscaler.waste import BINS, LEVELS, UNITS, WHOLE
-from autoscaler.world import History, World
+from autoscaler.placement.index.residual_waste import BINS, LEVELS, UNITS, WHOLE
+from autoscaler.placement.learning.training import exercise
+from autoscaler.state.placement_value import Exercise, Lesson
+from autoscaler.state.world import History, World
 from tests.kit.worlds import T0, device, model, world
 
 

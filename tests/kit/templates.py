@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from autoscaler.contract import ModelName
-from autoscaler.leasenames import name_of
-from autoscaler.leases import AcquireOrder, LeaseId, Offer
-from autoscaler.quantity import Bytes
-from autoscaler.settings import NodeDevice, NodeKind, NodeSlicing
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
+from autoscaler.state.capacity_orders import name_of
+from autoscaler.state.leases import AcquireOrder, LeaseId, Offer
 from tests.kit.worlds import GI
 
 T4_NODES = (

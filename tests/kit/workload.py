@@ -6,14 +6,10 @@ from typing import Any
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.adoption.annotations import model_of
-from autoscaler.drivers.kubernetes.adoption.seen import (
-    PodSeen,
-    WorkloadKey,
-    WorkloadSeen,
-)
+from autoscaler.drivers.kubernetes.adoption.objects import PodSeen, WorkloadKey, WorkloadSeen
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
-from autoscaler.model import ADOPTED_HASH
-from autoscaler.world import Replica
+from autoscaler.spec.model import ADOPTED_HASH
+from autoscaler.state.world import Replica
 
 KEY = WorkloadKey("Deployment", "default", "ada")
 

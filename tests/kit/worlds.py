@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from autoscaler.actions import (
+from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
+from autoscaler.fold.fold import fold
+from autoscaler.fold.indices import rebuild
+from autoscaler.planner.plan import Planner, plan
+from autoscaler.spec.model import Gpu, Model, ModelSpec, ReplicaRange
+from autoscaler.state.actions import (
     AcquireLease,
     Acted,
     Action,
@@ -20,24 +25,9 @@ from autoscaler.actions import (
     StartReplica,
     StopReplica,
 )
-from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
-from autoscaler.fold import fold
-from autoscaler.indices import rebuild
-from autoscaler.model import Gpu, Model, ModelSpec, ReplicaRange
-from autoscaler.observations import Reported, Seen, Tick, Transition
-from autoscaler.plan import Planner, plan
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import (
-    DeviceId,
-    Drain,
-    Gateway,
-    History,
-    NodeId,
-    Replica,
-    Slice,
-    SliceId,
-    World,
-)
+from autoscaler.state.events import Reported, Seen, Tick, Transition
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import DeviceId, Drain, Gateway, History, NodeId, Replica, Slice, SliceId, World
 from tests.kit.observed import seen_of
 
 GI = 1 << 30

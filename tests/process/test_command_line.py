@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.documents import load
+from autoscaler.spec.load import load
 from loadtest.result import Ending
 from tests.kit import shapes
 from tests.kit.serving import API, Serving, fake, model, serving

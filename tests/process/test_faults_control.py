@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from autoscaler.drivers.processes import facts
+from autoscaler.drivers.local.processes import facts
 from loadtest.arrivals import constant
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.records import TEXT_BYTES_MAX
+from autoscaler.drivers.local.state_directory import TEXT_BYTES_MAX
 from loadtest.result import Ending
 from pilotlight.eventfile import BYTES_MAX
 from tests.kit.serving import Serving, fake, serving

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers import diskspace
+from autoscaler.drivers.local import disk_space
 from tests.kit.full_disk import why_no_mount
 
 
@@ -26,8 +26,8 @@ async def test_an_engine_that_cannot_log_on_a_full_disk_starts_again_with_space(
         out, error = await process.communicate()
     assert process.returncode == 0, error.decode()
     told = json.loads(out)
-    assert told["ended"] == f"{diskspace.REASON} (exited with status 120)"
+    assert told["ended"] == f"{disk_space.REASON} (exited with status 120)"
     assert told["r1"] == ["starting", "ready", "leaving", "exited", "clean"]
-    assert (told["waits"], told["processes"]) == (diskspace.REASON, [])
+    assert (told["waits"], told["processes"]) == (disk_space.REASON, [])
     assert told["after"] == ""
     assert told["r2"] == ["starting", "ready"], "no failed start"

@@ -15,14 +15,14 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from autoscaler import lessons
-from autoscaler.drivers.lessons import LessonFile
-from autoscaler.drivers.records import StateDirectory
-from autoscaler.hosts import BYTES_MAX, CPU_MAX
-from autoscaler.lanes import Lane
-from autoscaler.lesson import Alike, Exercise, Lesson
-from autoscaler.observations import LessonLearnt
-from autoscaler.world import World
+from autoscaler.drivers.local.lessons import LessonFile
+from autoscaler.drivers.local.state_directory import StateDirectory
+from autoscaler.placement.learning import training as lessons
+from autoscaler.state.events import LessonLearnt
+from autoscaler.state.lanes import Lane
+from autoscaler.state.placement_value import Alike, Exercise, Lesson
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX
+from autoscaler.state.world import World
 from loadtest.result import Ending
 from pilotlight.tutor import Tutor
 from tests.kit.serving import Serving, fake, running, serving, settings

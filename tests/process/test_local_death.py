@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.processes import facts
-from autoscaler.observations import Seen
+from autoscaler.drivers.local.processes import facts
+from autoscaler.state.events import Seen
 from tests.kit.localrig import TINY_ENGINE, LocalRig, python
 from tests.kit.observed import running
 

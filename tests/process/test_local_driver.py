@@ -16,15 +16,16 @@ import msgspec
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers import contained, logs
-from autoscaler.drivers.devices import Devices
-from autoscaler.drivers.engine import Engine
-from autoscaler.drivers.local import LocalDriver
-from autoscaler.drivers.processes import BLANK, MARK, Facts, boot_id, facts, mark_of
-from autoscaler.drivers.readiness import Readiness
-from autoscaler.drivers.records import Record
-from autoscaler.observations import FaultSeen, Seen
-from autoscaler.world import Slice
+from autoscaler.drivers import contained
+from autoscaler.drivers.local import engine_logs
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.engine_process import Engine
+from autoscaler.drivers.local.local import LocalDriver
+from autoscaler.drivers.local.processes import BLANK, MARK, Facts, boot_id, facts, mark_of
+from autoscaler.drivers.local.readiness import Readiness
+from autoscaler.drivers.local.state_directory import Record
+from autoscaler.state.events import FaultSeen, Seen
+from autoscaler.state.world import Slice
 from tests.contracts.driver import Manner
 from tests.kit.freezing import freeze
 from tests.kit.localrig import TINY_ENGINE, LocalRig, python, replica
@@ -238,13 +239,13 @@ def test_what_surely_fails_is_known_without_a_start(rig: LocalRig, tmp_path: Pat
 
 
 def test_output_is_bounded_and_the_engine_never_blocks_on_it(rig: LocalRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.drivers.local.HOUSE_EVERY_S", 0.02)
+    monkeypatch.setattr("autoscaler.drivers.local.local.HOUSE_EVERY_S", 0.02)
     flood = "import sys\nfor i in range(200_000): print(i, 'x' * 80)\nsys.stdout.flush()\n"
 
     def newest_of_little() -> str:
         """Its last line, once the log is within its bound. A line of the very moment of a trim may be lost."""
         log = rig.state.log(R1)
-        return logs.last_line(log) if log.stat().st_size <= logs.BYTES_MAX else ""
+        return engine_logs.last_line(log) if log.stat().st_size <= engine_logs.BYTES_MAX else ""
 
     async def scenario() -> None:
         driver = rig.driver()
@@ -259,10 +260,10 @@ def test_output_is_bounded_and_the_engine_never_blocks_on_it(rig: LocalRig, monk
 def test_a_log_over_its_bound_keeps_its_newest_lines_whole(tmp_path: Path) -> None:
     log, lines = tmp_path / "r1.log", [f"{i} {'x' * 80}\n" for i in range(100_000)]
     log.write_text("".join(lines))
-    logs.trim(log)
+    engine_logs.trim(log)
     left = log.read_text().splitlines(keepends=True)
     assert left == lines[-len(left) :]
-    assert logs.KEPT_BYTES - len(lines[-1]) <= log.stat().st_size <= logs.KEPT_BYTES
+    assert engine_logs.KEPT_BYTES - len(lines[-1]) <= log.stat().st_size <= engine_logs.KEPT_BYTES
 
 
 def test_an_engine_logs_on_when_its_driver_is_gone(rig: LocalRig) -> None:
@@ -274,9 +275,9 @@ def test_an_engine_logs_on_when_its_driver_is_gone(rig: LocalRig) -> None:
             driver.start(*replica("r1", talks))
 
     rig.run(scenario())
-    before = logs.last_line(rig.state.log(R1))
+    before = engine_logs.last_line(rig.state.log(R1))
     deadline_s = time.monotonic() + 60
-    while logs.last_line(rig.state.log(R1)) == before:
+    while engine_logs.last_line(rig.state.log(R1)) == before:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
 

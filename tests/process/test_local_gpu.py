@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers import clearing, local
-from autoscaler.drivers.devices import Devices
-from autoscaler.drivers.engine import Engine
-from autoscaler.drivers.local import LocalDriver
-from autoscaler.drivers.readiness import Readiness
-from autoscaler.observations import Seen
+from autoscaler.drivers.local import cleanup, local
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.engine_process import Engine
+from autoscaler.drivers.local.local import LocalDriver
+from autoscaler.drivers.local.readiness import Readiness
+from autoscaler.state.events import Seen
 from tests.kit.fakenvml import FakeNvml
 from tests.kit.localrig import GPU0, TINY_ENGINE, LocalRig, launch, python, replica
 from tests.kit.observed import running
@@ -51,7 +51,7 @@ def test_an_engine_sees_the_gpu_of_its_slice_only(rig: LocalRig) -> None:
 def test_a_slice_is_clean_only_when_nvml_says_that_the_memory_is_back(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clearing, "ALARM_S", 0.05)
+    monkeypatch.setattr(cleanup, "ALARM_S", 0.05)
 
     async def scenario() -> None:
         driver, (r1, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a",))
@@ -94,7 +94,7 @@ def test_case_20_a_worker_that_outlives_its_engine_holds_the_device_until_memory
     """SIGKILL of the main process: its worker is killed with its group. NVML shows the memory of the worker on, as it
     does while a driver is stuck: that is said every ALARM_S, and it is not clean until it is free.
     """
-    monkeypatch.setattr(clearing, "ALARM_S", 0.2)
+    monkeypatch.setattr(cleanup, "ALARM_S", 0.2)
     written = tmp_path / "worker"
 
     async def scenario() -> None:
@@ -152,7 +152,7 @@ def test_a_gpu_that_is_lost_is_told(rig: LocalRig, nvml: FakeNvml, monkeypatch: 
 def test_an_engine_whose_memory_grows_while_it_starts_is_told_so(
     rig: LocalRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.drivers.readiness.WEIGH_EVERY_S", 0.05)
+    monkeypatch.setattr("autoscaler.drivers.local.readiness.WEIGH_EVERY_S", 0.05)
     grows = (
         "import time\nkept = []\nfor _ in range(200): kept.append(b'x' * (2 << 20)); time.sleep(0.05)\ntime.sleep(60)"
     )
@@ -174,7 +174,7 @@ def test_what_an_engine_uses_of_its_gpus_is_told_while_it_serves(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of each Device that it is on, and nothing of the host's memory."""
-    monkeypatch.setattr("autoscaler.drivers.readiness.WEIGH_READY_S", 0.05)
+    monkeypatch.setattr("autoscaler.drivers.local.readiness.WEIGH_READY_S", 0.05)
 
     async def scenario() -> None:
         driver, (r1, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a", "GPU-b"))

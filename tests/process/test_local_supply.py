@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.drivers.devices import Devices
-from autoscaler.drivers.local import LocalDriver
-from autoscaler.model import Model
-from autoscaler.observations import Seen
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.local import LocalDriver
+from autoscaler.spec.model import Model
+from autoscaler.state.events import Seen
 from tests.contracts.driver import Manner
 from tests.kit.localrig import GPU0, ArgvLaunch, LocalRig, launch, python, replica
 from tests.kit.observed import running

@@ -14,9 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers import clearing, processes
-from autoscaler.drivers.clearing import kill_all
-from autoscaler.drivers.processes import BLANK, MARK, Claim, Facts, Reaper, alive, facts, find, how_it_ended, mark_of
+from autoscaler.drivers.local import cleanup, processes
+from autoscaler.drivers.local.cleanup import kill_all
+from autoscaler.drivers.local.processes import (
+    BLANK,
+    MARK,
+    Claim,
+    Facts,
+    Reaper,
+    alive,
+    facts,
+    find,
+    how_it_ended,
+    mark_of,
+)
 from tests.kit.localrig import INSTANCE, R1, python
 
 pytestmark = pytest.mark.standard
@@ -125,9 +136,9 @@ def test_a_signal_goes_to_the_very_process_or_to_none(marked: subprocess.Popen[b
 async def test_what_does_not_end_is_waited_for_and_told_of(
     marked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clearing, "ALARM_S", 0.02)
+    monkeypatch.setattr(cleanup, "ALARM_S", 0.02)
     really_send, told = processes.send, list[str]()
-    monkeypatch.setattr(clearing, "send", lambda _targets, _number: None)  # as a process in an uninterruptible sleep
+    monkeypatch.setattr(cleanup, "send", lambda _targets, _number: None)  # as a process in an uninterruptible sleep
     reaper = Reaper(f"{INSTANCE}/")
     reaper.spare(marked.pid)
     clearer = asyncio.create_task(kill_all(Claim(R1), reaper, time.monotonic, told.append))
@@ -136,7 +147,7 @@ async def test_what_does_not_end_is_waited_for_and_told_of(
             await asyncio.sleep(0.01)
     assert told[0] == f"processes {marked.pid} do not end after SIGKILL"
     assert not clearer.done()
-    monkeypatch.setattr(clearing, "send", really_send)
+    monkeypatch.setattr(cleanup, "send", really_send)
     async with asyncio.timeout(60):
         await clearer
     assert marked.wait(60) == -signal.SIGKILL
@@ -149,6 +160,6 @@ async def test_an_incomplete_look_is_not_a_proof(monkeypatch: pytest.MonkeyPatch
         looks.append(len(looks) == 1)
         return (), looks[-1]
 
-    monkeypatch.setattr(clearing, "find", partly)
+    monkeypatch.setattr(cleanup, "find", partly)
     await kill_all(Claim(R1), Reaper(f"{INSTANCE}/"), time.monotonic, pytest.fail)
     assert looks == [False, True]

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.model import Model, ModelSpec
+from autoscaler.spec.model import Model, ModelSpec
 from pilotlight.needs import estimate
 from tests.kit import shapes
 from tests.process.test_real_engine import started

@@ -21,7 +21,7 @@ from artifacts.store.store import Store
 from autoscaler.contract import ModelName
 from autoscaler.engines import launch
 from autoscaler.engines.installed import available
-from autoscaler.model import Adapter, Model, ModelSpec
+from autoscaler.spec.model import Adapter, Model, ModelSpec
 from loadtest import tinygguf
 from tests.kit import packed
 from tests.kit.asking import listens

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.model import Gpu, Model, ModelSpec
-from autoscaler.words import size
+from autoscaler.spec.model import Gpu, Model, ModelSpec
+from autoscaler.text import size
 from loadtest import tinygguf
 from pilotlight.gathering import completed
 from tests.kit.serving import Document, Serving, fake, model, serving, settings

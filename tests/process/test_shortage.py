@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers import shortage
-from autoscaler.drivers.clearing import kill_all
-from autoscaler.drivers.ports import holds_one
+from autoscaler.drivers import backoff
+from autoscaler.drivers.local.cleanup import kill_all
+from autoscaler.drivers.local.ports import holds_one
+from autoscaler.drivers.local.processes import MARK, Claim, Reaper, facts, find, mark_of
 from autoscaler.drivers.probes import probe
-from autoscaler.drivers.processes import MARK, Claim, Reaper, facts, find, mark_of
-from autoscaler.observations import Seen
+from autoscaler.state.events import Seen
 from tests.kit.localrig import INSTANCE, R1, TINY_ENGINE, LocalRig, python, replica
 from tests.kit.observed import running
 from tests.kit.shortage import no_file_descriptors
@@ -32,9 +32,9 @@ A_WHILE_S = 0.1
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortage, "TRY_EVERY_S", 0.01)
-    monkeypatch.setattr(shortage, "_log", logging.getLogger("shortage"))
-    shortage._log.addFilter(shortage.Seldom())
+    monkeypatch.setattr(backoff, "TRY_EVERY_S", 0.01)
+    monkeypatch.setattr(backoff, "_log", logging.getLogger("shortage"))
+    backoff._log.addFilter(backoff.Seldom())
 
 
 @pytest.fixture

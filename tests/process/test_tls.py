@@ -17,7 +17,7 @@ import httpx2
 import openai
 import pytest
 
-from autoscaler.drivers.records import StateDirectory
+from autoscaler.drivers.local.state_directory import StateDirectory
 from tests.kit import secure_engine
 from tests.kit.certificates import OURS, THEIRS, Pair, leaf, sides, write, write_authority
 from tests.kit.ports import free_port

@@ -11,13 +11,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-from autoscaler.actions import DrainReplica
 from autoscaler.contract import LEADER_SILENT_S
-from autoscaler.demand import LIVE
-from autoscaler.loop import Step
-from autoscaler.model import Model
-from autoscaler.nodes import is_lost
-from autoscaler.states import ReplicaState
+from autoscaler.controller.loop import Step
+from autoscaler.demand.desired_replicas import LIVE
+from autoscaler.queries.node_reports import is_lost
+from autoscaler.spec.model import Model
+from autoscaler.state.actions import DrainReplica
+from autoscaler.state.lifecycle import ReplicaState
 from gateway.dispatch.call import CallState, Outcome
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.told import COUNTS_S

@@ -15,18 +15,19 @@ from typing import Any, TypeVar
 import pytest
 
 from autoscaler.contract import GatewayId, ReplicaId, Report
+from autoscaler.controller.loop import Step
 from autoscaler.drivers import probes
-from autoscaler.drivers.kubernetes import lease, pods
-from autoscaler.drivers.kubernetes.api import Object
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.lease import Elector
-from autoscaler.loop import Step
-from autoscaler.model import Model
-from autoscaler.nodes import is_back
-from autoscaler.observations import FollowingSeen, LeadingSeen
-from autoscaler.podspec import GPU
-from autoscaler.slicing.sharing import MEMORY_MIB
-from autoscaler.world import Replica, Slice
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.kubernetes import leader_election
+from autoscaler.kubernetes.api import Object
+from autoscaler.kubernetes.leader_election import Elector
+from autoscaler.queries.node_reports import is_back
+from autoscaler.slicing.nvidia_sharing import MEMORY_MIB
+from autoscaler.spec.model import Model
+from autoscaler.spec.pod import GPU
+from autoscaler.state.events import FollowingSeen, LeadingSeen
+from autoscaler.state.world import Replica, Slice
 from tests.kit.fakedriver import STOPPED, FakeEngine
 from tests.kit.localrig import launch
 from tests.sim import checks, ends, process
@@ -324,5 +325,5 @@ def play(
 
     random.seed(seed)  # of pauses: the product's own
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lease, "datetime", Skewed)
+        patch.setattr(leader_election, "datetime", Skewed)
         return run(whole())

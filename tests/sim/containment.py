@@ -12,9 +12,9 @@ import re
 
 import pytest
 
-from autoscaler import loop
 from autoscaler.contract import ModelName
-from autoscaler.ordered import ModelWoken
+from autoscaler.controller import loop
+from autoscaler.state.operator_orders import ModelWoken
 from tests.kit.faults import POINTS, Faults, concerns, inject
 from tests.sim.town import Town
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from autoscaler.cuttable import FAILED, SUCCESS, CutOrder, CutRefused, Cuttable, CuttableSeen
-from autoscaler.drivers.base import Cutter
-from autoscaler.observations import SlicesSeen
-from autoscaler.slicing import table
-from autoscaler.world import NodeId, Slice
+from autoscaler.drivers.driver import Cutter
+from autoscaler.slicing import registry
+from autoscaler.state.events import SlicesSeen
+from autoscaler.state.mig import FAILED, SUCCESS, CutOrder, CutRefused, Cuttable, CuttableSeen
+from autoscaler.state.world import NodeId, Slice
 from tests.kit.sliced import mig_node
 from tests.sim.machine import Machine, Manners
 from tests.sim.town import Autoscaler, Town
@@ -46,7 +46,7 @@ class Node:
             return ()
         many = {f"_{one.replace('.', '_')}": str(self.cuts.count(one)) for one in self.cuts}
         facts = mig_node(PRODUCT, {"nvidia.com/mig.config.state": self.state}, **many)
-        found = table.inventory(facts._replace(name=NodeId(self.name)))
+        found = registry.inventory(facts._replace(name=NodeId(self.name)))
         return tuple(replace(one, labels_known=True) for one in found)
 
     def shown(self) -> Cuttable:

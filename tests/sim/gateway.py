@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta
-from autoscaler.observations import GatewayGone, GatewaySeen
-from autoscaler.serve import take_report
+from autoscaler.server.gateways import take_report
+from autoscaler.state.events import GatewayGone, GatewaySeen
 from gateway import errors
 from gateway.control.sync import LinkError, Sync
 from gateway.dispatch.call import Call, Outcome

@@ -15,13 +15,13 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from autoscaler.contract import GatewayId, Level, ModelName, Report, TenantName
-from autoscaler.drivers.kubernetes.api import Object
-from autoscaler.drivers.kubernetes.conditions import ELSEWHERE
-from autoscaler.drivers.kubernetes.lease import Elector
-from autoscaler.loop import Loop
-from autoscaler.observations import DocumentsSeen, GatewaySeen, Reported
-from autoscaler.ownership import INSTALLATION
-from autoscaler.podspec import API_VERSION, OURS
+from autoscaler.controller.loop import Loop
+from autoscaler.kubernetes.api import Object
+from autoscaler.kubernetes.leader_election import Elector
+from autoscaler.kubernetes.resources.conditions import ELSEWHERE
+from autoscaler.spec.ownership import INSTALLATION
+from autoscaler.spec.pod import API_VERSION, OURS
+from autoscaler.state.events import DocumentsSeen, GatewaySeen, Reported
 from pilotlight.cluster import Cluster, ClusterOptions
 from tests.sim.objects import NODES, Server, SimApi
 from tests.sim.process import Process

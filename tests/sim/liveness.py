@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-from autoscaler.model import Model
+from autoscaler.spec.model import Model
 from gateway.dispatch.call import CallState, Outcome
 from tests.sim.checks import Watcher
 from tests.sim.town import Journey, Town

@@ -11,8 +11,8 @@ import random
 from typing import NamedTuple, Protocol
 
 from autoscaler.contract import ReplicaId
-from autoscaler.model import Model
-from autoscaler.world import DeviceId, NodeId, Replica, Slice, SliceId
+from autoscaler.spec.model import Model
+from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId
 from gateway.dispatch.call import Call
 from tests.kit.fakedriver import FakeEngine, FakeMachine, Fate
 

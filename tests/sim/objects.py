@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import msgspec
 from kubernetes.aio import client
 
-from autoscaler.drivers.kubernetes.access import Access
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
-from autoscaler.drivers.kubernetes.budget import Budget
-from autoscaler.drivers.kubernetes.unreadable import Unreadable
-from autoscaler.drivers.kubernetes.watching import GONE, INITIAL_END
+from autoscaler.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.budget import Budget
+from autoscaler.kubernetes.kubeconfig import Access
+from autoscaler.kubernetes.unreadable import Unreadable
+from autoscaler.kubernetes.watching import GONE, INITIAL_END
 
 WAY_S = 0.001
 """Of a request there, and of its answer back."""

@@ -14,9 +14,10 @@ from math import inf
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from autoscaler import ladder, rented
-from autoscaler.ladder import Rung
-from autoscaler.model import Auto
+from autoscaler.provisioning import offer_selection
+from autoscaler.provisioning.offer_selection import Rung
+from autoscaler.rearrange import paid_capacity
+from autoscaler.spec.model import Auto
 
 DDS_S = 600.0
 """So long Dynamic Device Scaling leaves a Device idle, and Cluster Autoscaler a node."""
@@ -53,12 +54,12 @@ def points() -> list[Policy]:
 @contextmanager
 def acting(policy: Policy) -> Iterator[None]:
     """While this lasts every plan of this process goes by it."""
-    ours = ladder.order
+    ours = offer_selection.order
 
     def order(one: Rung) -> Any:
         attached = bool(one.offer.node)
         return (attached is not (policy.first == "gpu"), *ours(one)) if policy.first else ours(one)
 
-    stays = patch.object(rented, "is_rented", lambda world, lease: False) if not policy.ours else nullcontext()
-    with patch.object(ladder, "order", order), stays:
+    stays = patch.object(paid_capacity, "is_rented", lambda world, lease: False) if not policy.ours else nullcontext()
+    with patch.object(offer_selection, "order", order), stays:
         yield

@@ -9,11 +9,11 @@ import asyncio
 
 from msgspec.structs import replace
 
-from autoscaler.leases import Offer
-from autoscaler.observations import SlicesSeen
 from autoscaler.providers.runner import Supplying, Told
-from autoscaler.taints import Taint
-from autoscaler.world import Slice
+from autoscaler.state.events import SlicesSeen
+from autoscaler.state.leases import Offer
+from autoscaler.state.taints import Taint
+from autoscaler.state.world import Slice
 from tests.kit.fakeprovider import FakeProvider, Fate
 from tests.sim.machine import Machine, Manners
 from tests.sim.town import Autoscaler, Town

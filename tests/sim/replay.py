@@ -21,18 +21,27 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.actions import AcquireLease, Acted, Action, FailReplica, Plan, ReleaseLease, StartReplica, StopReplica
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
-from autoscaler.fold import fold
-from autoscaler.leases import LeaseId, LeaseRefused, LeasesSeen, OffersSeen, ProvidersSeen
-from autoscaler.model import Auto, Queue
-from autoscaler.observations import Reported, Seen, SlicesSeen, Tick
-from autoscaler.plan import Planner
+from autoscaler.fold.fold import fold
+from autoscaler.planner.plan import Planner
 from autoscaler.providers.provider import RefusedError
-from autoscaler.settings import Settings
 from autoscaler.spec.capacity import ProviderSettings
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica, Slice
+from autoscaler.spec.model import Auto, Queue
+from autoscaler.spec.settings import Settings
+from autoscaler.state.actions import (
+    AcquireLease,
+    Acted,
+    Action,
+    FailReplica,
+    Plan,
+    ReleaseLease,
+    StartReplica,
+    StopReplica,
+)
+from autoscaler.state.events import Reported, Seen, SlicesSeen, Tick
+from autoscaler.state.leases import LeaseId, LeaseRefused, LeasesSeen, OffersSeen, ProvidersSeen
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Replica, Slice
 from tests.kit.fakeprovider import FakeProvider, Fate, Held
 from tests.kit.observed import seen_of
 from tests.kit.worlds import T0, device, model, world

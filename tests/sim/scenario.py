@@ -15,9 +15,9 @@ from typing import NamedTuple
 import pytest
 
 from autoscaler.contract import ModelName, TenantName
-from autoscaler.model import Gpu, Model, ModelSpec, Queue, ReplicaRange, Start
-from autoscaler.quantity import Bytes
-from autoscaler.tenant import Tenant, TenantSpec
+from autoscaler.spec.model import Gpu, Model, ModelSpec, Queue, ReplicaRange, Start
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.tenant import Tenant, TenantSpec
 from gateway.dispatch.call import Outcome
 from tests.sim import checks, containment, ends, liveness
 from tests.sim.gateway import SimGateway

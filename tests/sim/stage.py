@@ -10,7 +10,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.model import Model, ModelSpec, Queue, ReplicaRange, Start
+from autoscaler.spec.model import Model, ModelSpec, Queue, ReplicaRange, Start
 from tests.sim import checks, ends
 from tests.sim.machine import QUICK, Manners, one_device
 from tests.sim.network import CALM, Rates

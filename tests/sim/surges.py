@@ -15,11 +15,15 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from autoscaler import demand
-from autoscaler.actions import AcquireLease, Action, ReleaseLease, StartReplica
-from autoscaler.deficits import UNLISTED_S
-from autoscaler.delivery import NO_LEARNT, expected, keep_s
-from autoscaler.leases import (
+from autoscaler.capacity.lead_times import NO_LEARNT, expected, keep_s
+from autoscaler.demand import desired_replicas
+from autoscaler.placement.tryout import lacking
+from autoscaler.providers.provider import RefusedError
+from autoscaler.provisioning.provisioner import UNLISTED_S
+from autoscaler.spec.model import Model
+from autoscaler.state.actions import AcquireLease, Action, ReleaseLease, StartReplica
+from autoscaler.state.events import LeadingSeen, Seen, SlicesSeen, Synced
+from autoscaler.state.leases import (
     AcquireOrder,
     LearntSeen,
     LeaseId,
@@ -29,19 +33,15 @@ from autoscaler.leases import (
     OffersSeen,
     ProvidersSeen,
 )
-from autoscaler.model import Model
-from autoscaler.observations import LeadingSeen, Seen, SlicesSeen, Synced
-from autoscaler.providers.provider import RefusedError
-from autoscaler.states import ReplicaState as S
-from autoscaler.tryout import lacking
-from autoscaler.world import Slice
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Slice
 from tests.kit.fakeprovider import FakeProvider, Fate, Held
 from tests.kit.worlds import GI, T0, Scene, device, model, world
 
 LIST_S, OFFERS_S = 5.0, 60.0
 ORPHAN_S = 120.0
 """What is alive so long after its need ended is an orphan, whether or not the World knows it. The need of what has come
-ends when nobody has been on it for as long as it is worth keeping (`autoscaler.delivery.keep_s`).
+ends when nobody has been on it for as long as it is worth keeping (`autoscaler.capacity.lead_times.keep_s`).
 """
 BLIND_S = 2 * UNLISTED_S
 """A new leader may not know for so long what the one before had on its way."""
@@ -306,9 +306,12 @@ class Surge(Scene):
     def _lacking(self) -> int:
         """Replicas that are wanted, and neither there nor about to start by this Plan."""
         starts = sum(isinstance(one, StartReplica) for one in self.plan.actions)
-        live = {one.name: len(demand.live(self.world, one.name)) for one in self._models()}
+        live = {one.name: len(desired_replicas.live(self.world, one.name)) for one in self._models()}
         return (
-            sum(max(0, demand.wanted(self.world, one, self.now_s).count - live[one.name]) for one in self._models())
+            sum(
+                max(0, desired_replicas.wanted(self.world, one, self.now_s).count - live[one.name])
+                for one in self._models()
+            )
             - starts
         )
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from autoscaler.contract import Report, ReportAnswer, RoutesDelta
-from autoscaler.loop import Loop
-from autoscaler.serve import take_report
-from autoscaler.states import ReplicaState as S
+from autoscaler.controller.loop import Loop
+from autoscaler.server.gateways import take_report
+from autoscaler.state.lifecycle import ReplicaState as S
 from gateway.dispatch.effects import Grant
 from tests.kit.fakedriver import FakeEngine
 from tests.sim import gateway as sim_gateway

@@ -7,12 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from autoscaler import crowded, demand, drain, indices, loop, shares, shelves
 from autoscaler.contract import RoutesDelta
-from autoscaler.lanes import Room
-from autoscaler.model import Model
-from autoscaler.states import ReplicaState
-from autoscaler.world import Replica, Slice, World
+from autoscaler.controller import loop
+from autoscaler.demand import desired_replicas
+from autoscaler.fold import indices
+from autoscaler.placement.model import bins
+from autoscaler.queries import gateways, overcommit
+from autoscaler.routing import slots
+from autoscaler.spec.model import Model
+from autoscaler.state.lanes import Room
+from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.world import Replica, Slice, World
 from gateway.dispatch.fair_queue import Queue
 from tests.sim.gateway import SimGateway
 from tests.sim.scenario import play
@@ -38,25 +43,25 @@ def deaf_gateways(patch: pytest.MonkeyPatch) -> None:
 
 
 def stops_without_acknowledgement(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(drain, "_holds", lambda _gateway, _replica: "")
+    patch.setattr(gateways, "_holds", lambda _gateway, _replica: "")
 
 
 def demand_that_never_expires(patch: pytest.MonkeyPatch) -> None:
-    for module in (drain, indices):
+    for module in (gateways, indices):
         patch.setattr(module, "REPORT_EXPIRY_S", 1e9)
 
 
 def unknown_that_is_zero(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(drain, "silent", lambda _world, _now_s: ())
+    patch.setattr(gateways, "silent", lambda _world, _now_s: ())
 
 
 def no_residency(patch: pytest.MonkeyPatch) -> None:
-    evictable_s = shelves.evictable_s
+    evictable_s = bins.evictable_s
 
     def at_once(world: World, replica: Replica, model: Model, calls: int) -> float:
         return evictable_s(world, replica, model, calls) if replica.ready_s is None else replica.ready_s
 
-    patch.setattr(shelves, "evictable_s", at_once)
+    patch.setattr(bins, "evictable_s", at_once)
 
 
 def bytes_without_bound(patch: pytest.MonkeyPatch) -> None:
@@ -65,16 +70,16 @@ def bytes_without_bound(patch: pytest.MonkeyPatch) -> None:
 
 def only_the_newest_grant_counts(patch: pytest.MonkeyPatch) -> None:
     """Holds are raised before those who had them have acknowledged, and while their Calls still run."""
-    patch.setattr(shares, "claim", shares.newest)
+    patch.setattr(slots, "claim", slots.newest)
 
 
 def free_before_it_is_clean(patch: pytest.MonkeyPatch) -> None:
-    room = crowded.room_of
+    room = overcommit.room_of
 
     def gone(replica: Replica, slice_: Slice) -> Room:
         return Room(0, 0) if replica.state is ReplicaState.SCRUBBING else room(replica, slice_)
 
-    patch.setattr(shelves, "room_of", gone)
+    patch.setattr(bins, "room_of", gone)
 
 
 def every_model_is_blamed(patch: pytest.MonkeyPatch) -> None:
@@ -82,11 +87,11 @@ def every_model_is_blamed(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_idle(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(demand, "idle_window_s", lambda _model, _history: 1e9)
+    patch.setattr(desired_replicas, "idle_window_s", lambda _model, _history: 1e9)
 
 
 def idle_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(demand, "idle_window_s", lambda _model, _history: 0.0)
+    patch.setattr(desired_replicas, "idle_window_s", lambda _model, _history: 0.0)
 
 
 @pytest.mark.parametrize(

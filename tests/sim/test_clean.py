@@ -9,9 +9,9 @@ import asyncio
 from itertools import count
 
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices, ReplicaId
-from autoscaler.drivers.kubernetes.clearing import FORCED_S
-from autoscaler.drivers.kubernetes.pods import name_of
-from autoscaler.ordered import NodeReported
+from autoscaler.drivers.kubernetes.cleanup import FORCED_S
+from autoscaler.drivers.kubernetes.objects.pod import name_of
+from autoscaler.state.operator_orders import NodeReported
 from tests.sim.cluster import Cluster, Kubelet, play
 from tests.sim.stage import GIB, Stage, model
 

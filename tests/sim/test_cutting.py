@@ -6,26 +6,26 @@ import asyncio
 
 import pytest
 
-from autoscaler import cuts
 from autoscaler.contract import ModelName
-from autoscaler.cuts import TRIES_MAX
-from autoscaler.cutting import EVERY_S, WAIT_S
-from autoscaler.explain import explain_model
-from autoscaler.log import Log
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.model import explain_model
+from autoscaler.queries import mig_status
+from autoscaler.queries.mig_status import TRIES_MAX
+from autoscaler.rearrange.mig_repartition import EVERY_S, WAIT_S
 from tests.sim.cutting import CUT_S, CutTown
 from tests.sim.machine import Manners
 from tests.sim.stage import Stage, model, play
 
 MANNERS = Manners(start_s=(0.5, 0.5), serve_s=(0.1, 0.2))
 RETRY_S, CUT_S_MAX = (100.0, 150.0), 240.0
-"""As `autoscaler.cuts` has them, but shorter: nothing else depends on how long they are."""
+"""As `autoscaler.queries.mig_status` has them, but shorter: nothing else depends on how long they are."""
 SMALL, BIG = model("small", memory_gib=5, idle_s=60.0), model("big", memory_gib=30, idle_s=60.0)
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuts, "RETRY_S", RETRY_S)
-    monkeypatch.setattr(cuts, "CUT_S_MAX", CUT_S_MAX)
+    monkeypatch.setattr(mig_status, "RETRY_S", RETRY_S)
+    monkeypatch.setattr(mig_status, "CUT_S_MAX", CUT_S_MAX)
 
 
 def town_of(stage: Stage) -> CutTown:

@@ -8,11 +8,11 @@ from itertools import count
 import pytest
 
 from autoscaler.contract import DeviceReport, NodeReport, ReplicaId
-from autoscaler.model import Model
-from autoscaler.observations import Seen
-from autoscaler.ordered import NodeReported
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica
+from autoscaler.spec.model import Model
+from autoscaler.state.events import Seen
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.world import Replica
 from tests.kit.fakedriver import FakeEngine, Fate
 from tests.sim.machine import Manners
 from tests.sim.stage import GIB, Stage, model, play

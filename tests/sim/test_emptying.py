@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from autoscaler.observations import SlicesSeen
-from autoscaler.world import Slice
+from autoscaler.state.events import SlicesSeen
+from autoscaler.state.world import Slice
 from tests.kit.pools import cut_name, partitionable
 from tests.kit.sliced import NODE
 from tests.sim.machine import Machine, Manners

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from autoscaler.drivers import probes
-from autoscaler.drivers.kubernetes import lease
-from autoscaler.ownership import identity
+from autoscaler.kubernetes import leader_election
+from autoscaler.spec.ownership import identity
 from pilotlight.cluster import ClusterOptions
 from tests.sim import process
 from tests.sim.cluster import Skewed
@@ -64,7 +64,7 @@ async def lived(scopes: str, second: str, seconds: float) -> tuple[SharedCluster
     first_words, second_words = SCOPES[scopes]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probes, "probe", probe_of(cluster))
-        patch.setattr(lease, "datetime", Skewed)
+        patch.setattr(leader_election, "datetime", Skewed)
         installed = [
             Installed(cluster, msgspec.convert(words, ClusterOptions))
             for words in ({"namespace": "town", **first_words}, {**SECOND[second], **second_words})

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from autoscaler import publish
-from autoscaler.drivers.kubernetes.api import ApiError
+from autoscaler.kubernetes.api import ApiError
+from autoscaler.routing import routes
 from tests.sim.cluster import Cluster, Elected, play
 from tests.sim.objects import NODES, PODS, Asked
 from tests.sim.stage import Stage, model
@@ -113,7 +113,7 @@ def test_case_25_a_leader_paused_while_it_acts_does_nothing_when_it_goes_on(numb
         (old,) = paused
         await stage.until(lambda: old.process.runs, PAUSED_S)
         writes, before_s = len(town.server.writes()), town.now()
-        stale = [publish.routes_full(old.loop.world, gateway.id, before_s) for gateway in town.gateways]
+        stale = [routes.routes_full(old.loop.world, gateway.id, before_s) for gateway in town.gateways]
         await asyncio.sleep(5.0)
         assert len(town.server.writes()) == writes, "it does nothing"
         assert not old.loop.world.leads

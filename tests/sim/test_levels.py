@@ -9,8 +9,8 @@ import random
 import pytest
 
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, Report
-from autoscaler.serve import take_report
-from autoscaler.states import ReplicaState
+from autoscaler.server.gateways import take_report
+from autoscaler.state.lifecycle import ReplicaState
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.machine import Manners
 from tests.sim.network import CALM, Rates

@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from autoscaler.states import ReplicaState as S
+from autoscaler.state.lifecycle import ReplicaState as S
 from tests.kit.fakeprovider import Fate
 from tests.sim.machine import Manners
 from tests.sim.rack import ATTACH_S, CLOUD_S, CloudTown, RackTown

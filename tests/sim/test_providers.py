@@ -9,10 +9,10 @@ import asyncio
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.leases import Lease
-from autoscaler.model import Model
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import Replica, World
+from autoscaler.spec.model import Model
+from autoscaler.state.leases import Lease
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Replica, World
 from tests.kit import fakedriver
 from tests.kit.fakeprovider import FakeProvider, Fate
 from tests.sim.machine import Manners

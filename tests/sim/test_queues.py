@@ -6,8 +6,8 @@ import asyncio
 
 from msgspec.structs import replace
 
-from autoscaler.leases import Offer
-from autoscaler.model import ReplicaRange
+from autoscaler.spec.model import ReplicaRange
+from autoscaler.state.leases import Offer
 from tests.kit.fakeprovider import Fate
 from tests.sim.machine import Manners
 from tests.sim.rack import ADDED, GIB, CloudTown

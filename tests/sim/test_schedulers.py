@@ -10,12 +10,12 @@ import json
 from collections.abc import Callable
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes import claims
-from autoscaler.drivers.kubernetes.api import Object
-from autoscaler.drivers.kubernetes.happenings import Happening, happenings
-from autoscaler.loop import Step
+from autoscaler.controller.loop import Step
+from autoscaler.drivers.kubernetes.inventory import resource_claims
+from autoscaler.kubernetes.api import Object
+from autoscaler.kubernetes.resources.event_log import Happening, happenings
 from autoscaler.slicing.hami import NVIDIA
-from autoscaler.world import SliceId
+from autoscaler.state.world import SliceId
 from tests.kit.pools import DRIVER, gpu, resource_slice
 from tests.kit.sliced import card
 from tests.sim.cluster import NODE, Cluster, Kubelet, play
@@ -24,7 +24,7 @@ from tests.sim.objects import NODES, PODS
 from tests.sim.stage import GIB, Stage, model
 from tests.sim.test_clean import LOOK_S, watched
 
-OURS = f"{claims.CLAIMS.rpartition('/')[0]}/namespaces/town/resourceclaims"
+OURS = f"{resource_claims.CLAIMS.rpartition('/')[0]}/namespaces/town/resourceclaims"
 FIRST, SECOND = "GPU-aaaa", "GPU-bbbb"
 LONG_S = 300.0
 A, B = model("a", idle_s=3600.0), model("b", idle_s=3600.0)
@@ -193,7 +193,7 @@ def test_case_23_what_the_plugin_refuses_since_the_lock_expired_is_a_failed_star
 def test_case_23_a_device_of_a_pod_deleted_by_force_waits_for_its_claim_though_its_memory_is_free() -> None:
     async def act(stage: Stage, town: Cluster) -> None:
         town.machine.slices = (one_device(16 * GIB, f"{NODE}/gpu-0"),)
-        town.server.put(claims.PUBLISHED, resource_slice(NODE, "gpus", devices=[gpu(0)]), "ADDED")
+        town.server.put(resource_claims.PUBLISHED, resource_slice(NODE, "gpus", devices=[gpu(0)]), "ADDED")
         await known(stage, town)
 
         def decide(pod: Object) -> bool:
@@ -202,7 +202,7 @@ def test_case_23_a_device_of_a_pod_deleted_by_force_waits_for_its_claim_though_i
             result = {"request": "gpu-0", "driver": DRIVER, "pool": NODE, "device": "gpu-0"}
             user = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
             claim["status"] = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
-            town.server.put(claims.CLAIMS, claim, "ADDED")
+            town.server.put(resource_claims.CLAIMS, claim, "ADDED")
             return True
 
         scheduled(town, decide)
@@ -211,12 +211,12 @@ def test_case_23_a_device_of_a_pod_deleted_by_force_waits_for_its_claim_though_i
         looks = town.task(watched(town, town.leader.loop.world.slices[_slice(town, replica)].node, replica))
         await asyncio.sleep(2 * LOOK_S)
         assert isinstance(town.machine, Kubelet)
-        (claim,) = town.server.objects[claims.CLAIMS].values()
+        (claim,) = town.server.objects[resource_claims.CLAIMS].values()
         town.machine.delete_by_force(replica)
         call = town.call("a", wait_s=4 * LONG_S)
         await asyncio.sleep(2 * LONG_S)
         assert stage.starts() == 1, "its memory was measured to be free long ago, and its claim has the device"
-        town.server.put(claims.CLAIMS, claim, "DELETED")
+        town.server.put(resource_claims.CLAIMS, claim, "DELETED")
         assert await stage.until(lambda: stage.starts() == 2, within_s=60.0) <= LOOK_S + 1.0
         assert await stage.answered([call]) == {"completed": 1}
         looks.cancel()

@@ -12,11 +12,11 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.actions import DrainReplica
-from autoscaler.loop import Step
-from autoscaler.model import ReplicaRange
-from autoscaler.observations import DocumentsSeen
-from autoscaler.states import ReplicaState
+from autoscaler.controller.loop import Step
+from autoscaler.spec.model import ReplicaRange
+from autoscaler.state.actions import DrainReplica
+from autoscaler.state.events import DocumentsSeen
+from autoscaler.state.lifecycle import ReplicaState
 from gateway.dispatch.call import Outcome
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.machine import Manners

@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.clearing import FORCED_S
-from autoscaler.model import ReplicaRange
+from autoscaler.drivers.kubernetes.cleanup import FORCED_S
+from autoscaler.spec.model import ReplicaRange
 from gateway.dispatch.call import Outcome
 from gateway.dispatch.slots import SUSPECT_S
 from tests.sim.cluster import Cluster, Kubelet, play

@@ -11,10 +11,10 @@ from itertools import pairwise
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.histories import EVERY_S
-from autoscaler.model import Start
-from autoscaler.observations import StartSeen
-from autoscaler.states import ReplicaState as S
+from autoscaler.drivers.local.history_file import EVERY_S
+from autoscaler.spec.model import Start
+from autoscaler.state.events import StartSeen
+from autoscaler.state.lifecycle import ReplicaState as S
 from gateway.dispatch.call import Outcome
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.machine import Manners

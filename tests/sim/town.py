@@ -16,15 +16,15 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, ModelName, Report, TenantName
-from autoscaler.drivers.base import Cutter, SharedDriver
-from autoscaler.drivers.histories import EVERY_S, FORGOTTEN
-from autoscaler.loop import Loop, Step
-from autoscaler.model import Model
-from autoscaler.observations import DocumentsSeen, GatewaySeen, HistorySeen, LeadingSeen
+from autoscaler.controller.loop import Loop, Step
+from autoscaler.drivers.driver import Cutter, SharedDriver
+from autoscaler.drivers.local.history_file import EVERY_S, FORGOTTEN
 from autoscaler.providers.runner import Supplying
-from autoscaler.serve import Feed
-from autoscaler.tenant import Tenant
-from autoscaler.world import History, Slice, World
+from autoscaler.server.gateways import Feed
+from autoscaler.spec.model import Model
+from autoscaler.spec.tenant import Tenant
+from autoscaler.state.events import DocumentsSeen, GatewaySeen, HistorySeen, LeadingSeen
+from autoscaler.state.world import History, Slice, World
 from gateway.dispatch.call import Call, Outcome
 from gateway.dispatch.effects import Grant
 from gateway.errors import CallError

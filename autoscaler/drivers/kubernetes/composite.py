@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from autoscaler.drivers.base import Observation, Observe, SharedDriver
-from autoscaler.model import ADOPTED_HASH, Model
-from autoscaler.observations import Synced
-from autoscaler.world import Replica
+from autoscaler.drivers.driver import Observation, Observe, SharedDriver
+from autoscaler.spec.model import ADOPTED_HASH, Model
+from autoscaler.state.events import Synced
+from autoscaler.state.world import Replica
 
 
 class CompositeDriver:

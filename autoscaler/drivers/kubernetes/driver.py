@@ -18,33 +18,34 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from autoscaler.attached import Groups
+from autoscaler.agent_contract import Laid
+from autoscaler.capacity.attachable_nodes import Groups
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
-from autoscaler.drivers.base import Launcher, NodeSupply, Observe
 from autoscaler.drivers.contained import NO_MODEL, begin, faults_of, persist
-from autoscaler.drivers.kubernetes import clearing, pods
-from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.asking import Asking
-from autoscaler.drivers.kubernetes.beginning import Beginning
-from autoscaler.drivers.kubernetes.bringing import VOLUMES, Bringing
-from autoscaler.drivers.kubernetes.clearing import Clearing
-from autoscaler.drivers.kubernetes.inventory import Inventory
-from autoscaler.drivers.kubernetes.making import Making
-from autoscaler.drivers.kubernetes.nodes import NodeSeen
-from autoscaler.drivers.kubernetes.orders import Orders
-from autoscaler.drivers.kubernetes.podevents import PodEvents
-from autoscaler.drivers.kubernetes.pods import PodSeen
+from autoscaler.drivers.driver import Launcher, NodeSupply, Observe
+from autoscaler.drivers.kubernetes import cleanup
+from autoscaler.drivers.kubernetes.cleanup import Clearing
+from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects.node import NodeSeen
+from autoscaler.drivers.kubernetes.objects.pod import PodSeen
+from autoscaler.drivers.kubernetes.objects.replica_events import is_news, is_of, seen_in, unbound, with_finalizers
+from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
+from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Bringing
+from autoscaler.drivers.kubernetes.pod_builder import Making
+from autoscaler.drivers.kubernetes.pod_events import PodEvents
+from autoscaler.drivers.kubernetes.pod_writer import Orders
+from autoscaler.drivers.kubernetes.readiness import Asking
 from autoscaler.drivers.kubernetes.refused import Policies, Refused
-from autoscaler.drivers.kubernetes.replica_events import is_news, is_of, seen_in, unbound, with_finalizers
-from autoscaler.drivers.kubernetes.watching import Change, Key, Watched
 from autoscaler.faults import Failure, attempt, described, reraise_memory_error
-from autoscaler.model import Model
-from autoscaler.nodewants import Laid
-from autoscaler.observations import ReplicaSeen, Seen, Synced
-from autoscaler.ownership import ANYBODYS, Ownership
-from autoscaler.settings import Settings
-from autoscaler.world import Replica, SliceId
+from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.kubernetes.watching import Change, Key, Watched
+from autoscaler.spec.model import Model
+from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.spec.settings import Settings
+from autoscaler.state.events import ReplicaSeen, Seen, Synced
+from autoscaler.state.world import Replica, SliceId
 
 ADOPT_SECONDS_MAX = 10.0
 """Synced waits so long for what is half gone."""
@@ -71,8 +72,8 @@ class KubernetesDriver:
         image: Callable[[Model], str],
         clock: Callable[[], float] = time.monotonic,
         *,
-        assume_after_s: float = clearing.ASSUME_AFTER_S,
-        measured: clearing.Measured = clearing.nothing_measured,
+        assume_after_s: float = cleanup.ASSUME_AFTER_S,
+        measured: cleanup.Measured = cleanup.nothing_measured,
         settings: Callable[[], Settings] = Settings,
         inventory: bool = True,
         groups: Callable[[], Groups] = dict,
@@ -202,7 +203,7 @@ class KubernetesDriver:
         """It has no pod, and will have none."""
         self._begun.pop(replica.id, None)
         failed = unbound(replica, Seen.EXITED, reason=reason)
-        self._observe((failed, unbound(replica, Seen.CLEAN, proof=clearing.ASSUMED)))
+        self._observe((failed, unbound(replica, Seen.CLEAN, proof=cleanup.ASSUMED)))
 
     def stop(self, replica: Replica, grace_s: float) -> None:
         """Deletes its pod, with so much time. A later order can only shorten that. What is not known is clean."""
@@ -234,7 +235,7 @@ class KubernetesDriver:
             return  # it was there: what it left is not proven to be gone yet
         self._stopping.discard(replica.id)
         self._begun.pop(replica.id, None)
-        self._observe((unbound(replica, Seen.CLEAN, proof=clearing.ASSUMED),))
+        self._observe((unbound(replica, Seen.CLEAN, proof=cleanup.ASSUMED),))
 
     def order_failed(self, replica: ReplicaId, reason: str) -> None:
         """An exception; the order is tried again."""
@@ -409,8 +410,8 @@ class KubernetesDriver:
         self._give_hope(pod.replica)
         ordered = pod.replica in self._stopping or (pod.leaving and pod.drain)
         ours = self._pods.gap and ordered  # its end, which a leader ordered, was not heard of
-        by_force = clearing.forced(pod) and not ours
-        self._see(pod, Seen.EXITED, reason=pod.ended or (clearing.FORCED if by_force else "stopped"))
+        by_force = cleanup.forced(pod) and not ours
+        self._see(pod, Seen.EXITED, reason=pod.ended or (cleanup.FORCED if by_force else "stopped"))
         self._cleared.add(pod.replica)
         report = faults_of(pod.model, self._observe)
         self._tasks.create_task(persist(partial(self._clear, pod, by_force=by_force), report))

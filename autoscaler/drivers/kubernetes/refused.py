@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.api import Api, Object
-from autoscaler.drivers.kubernetes.watching import Change, Watched
-from autoscaler.model import Model
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.spec.model import Model
 
 REFUSED_S = 60.0
 POLICIES: Final = ("resourcequotas", "limitranges")

@@ -1,4 +1,5 @@
-"""Weights as volumes of pods: what a choice of `autoscaler.mounts` means in a pod, and volumes of nodes' stores. I/O.
+"""Weights as volumes of pods: what a choice of `autoscaler.weights.mounts` means in a pod, and volumes of nodes'
+stores. I/O.
 
 Owns the names of these PersistentVolumes and claims, one of each for a node and a namespace: a claim has one volume,
 and a local volume one node. Both belong to the Node object, so that the garbage collector takes them away with it.
@@ -18,15 +19,15 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler import mounts
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.nodes import NodeSeen
-from autoscaler.drivers.kubernetes.vocabulary import NODES, WRITER
-from autoscaler.model import Model
-from autoscaler.mounts import ADAPTERS, MOUNT, ClusterFacts, Found, MountsSeen, NodeFacts
-from autoscaler.ownership import ANYBODYS, Ownership
-from autoscaler.podspec import MANAGED_BY, OURS, Pod
-from autoscaler.settings import Settings
+from autoscaler.drivers.kubernetes.objects.node import NodeSeen
+from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.constants import NODES, WRITER
+from autoscaler.spec.model import Model
+from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.spec.pod import MANAGED_BY, OURS, Pod
+from autoscaler.spec.settings import Settings
+from autoscaler.weights import mounts
+from autoscaler.weights.mounts import ADAPTERS, MOUNT, ClusterFacts, Found, MountsSeen, NodeFacts
 
 VOLUMES = "/api/v1/persistentvolumes"
 NAME = "pilotlight-weights"

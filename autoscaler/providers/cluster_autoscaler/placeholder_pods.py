@@ -15,13 +15,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from autoscaler.leases import AcquireOrder, Listed
-from autoscaler.podspec import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, PLACE, SAFE_TO_EVICT, Toleration
 from autoscaler.providers.karpenter.nodeclaim import PROVIDER, WRITER, lease, notes
 from autoscaler.providers.kube import ENDED, Object
 from autoscaler.providers.new_nodes import Needs
 from autoscaler.spec.capacity import ClusterAutoscaler
-from autoscaler.tenant import unix_seconds
+from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, PLACE, SAFE_TO_EVICT, Toleration
+from autoscaler.spec.tenant import unix_seconds
+from autoscaler.state.leases import AcquireOrder, Listed
 
 KEEPS: Final = OURS + "keeps"
 """The label of a keeper: the same."""

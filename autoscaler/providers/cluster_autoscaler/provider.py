@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
-from autoscaler.podspec import PLACE
 from autoscaler.providers.cluster_autoscaler import placeholder_pods
 from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS
 from autoscaler.providers.karpenter.nodeclaim import PROVIDER
@@ -21,10 +19,12 @@ from autoscaler.providers.karpenter.provider import NODES, PODS, of_us, uses
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, refuse
 from autoscaler.providers.new_nodes import EXPECTED_S, Shape, Terms, needs, offer, shape
 from autoscaler.providers.provider import RefusedError
-from autoscaler.settings import kind_of
 from autoscaler.spec.capacity import ClusterAutoscaler
-from autoscaler.tenant import unix_seconds
-from autoscaler.world import World
+from autoscaler.spec.pod import PLACE
+from autoscaler.spec.settings import kind_of
+from autoscaler.spec.tenant import unix_seconds
+from autoscaler.state.leases import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.world import World
 
 
 class NodeGroup:

@@ -23,10 +23,9 @@ from typing import Any, NamedTuple, Never
 
 from msgspec.structs import replace
 
-from autoscaler.attached import GPU_COUNT, Site, bounded, memory_of, seen_on, selectors, sites
-from autoscaler.groups import most
-from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
-from autoscaler.prices import Prices
+from autoscaler.capacity.attachable_nodes import GPU_COUNT, Site, bounded, memory_of, seen_on, selectors, sites
+from autoscaler.capacity.machine_groups import most
+from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cro import objects
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES, Note, Request, Resource
 from autoscaler.providers.device_usage import in_use
@@ -42,7 +41,8 @@ from autoscaler.providers.kube import (
     together,
 )
 from autoscaler.providers.provider import RefusedError
-from autoscaler.world import World
+from autoscaler.state.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.world import World
 
 
 class Turns:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import Final, NamedTuple
 
-from autoscaler.model import ADOPTED_HASH
-from autoscaler.operators import moving
-from autoscaler.podspec import DO_NOT_DISRUPT
 from autoscaler.providers.kube import NOT_FOUND, AnswerError, Server
 from autoscaler.providers.reconciler import Upkeep
-from autoscaler.states import ReplicaState as S
-from autoscaler.world import PodRef, Replica, World
+from autoscaler.queries.cordons import moving
+from autoscaler.spec.model import ADOPTED_HASH
+from autoscaler.spec.pod import DO_NOT_DISRUPT
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import PodRef, Replica, World
 
 BUSY: Final = frozenset({S.PENDING, S.STARTING, S.WAKING, S.DRAINING})
 """What it is at would be done again, or cut short, elsewhere."""

@@ -15,12 +15,12 @@ import msgspec
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.leases import AcquireOrder, Listed, Offer
-from autoscaler.podspec import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS
 from autoscaler.providers.karpenter.nodepool import GROUP, Pool, Variant, requirements
 from autoscaler.providers.kube import Object
-from autoscaler.quantity import whole_number
-from autoscaler.tenant import unix_seconds
+from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS
+from autoscaler.spec.quantity import whole_number
+from autoscaler.spec.tenant import unix_seconds
+from autoscaler.state.leases import AcquireOrder, Listed, Offer
 
 PROVIDER, OWNER, EPOCH, DEVICES, OFFER = (OURS + one for one in ("provider", "owner", "epoch", "devices", "offer"))
 """A label by which ours are found, and annotations."""

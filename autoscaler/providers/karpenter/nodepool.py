@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from autoscaler.podspec import GPU
 from autoscaler.providers.kube import Object
 from autoscaler.providers.new_nodes import Shape, shape
-from autoscaler.quantity import read_milli, whole_number
-from autoscaler.settings import NodeKind, kind_of
-from autoscaler.taints import Taint
+from autoscaler.spec.pod import GPU
+from autoscaler.spec.quantity import read_milli, whole_number
+from autoscaler.spec.settings import NodeKind, kind_of
+from autoscaler.state.taints import Taint
 
 GROUP = "karpenter.sh"
 VERSIONS = ("v1", "v1beta1")

@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
-from autoscaler.podspec import DO_NOT_DISRUPT, MANAGED_BY, OURS, SAFE_TO_EVICT
 from autoscaler.providers.karpenter import nodeclaim, nodepool
 from autoscaler.providers.karpenter.nodepool import GROUP, POOL_LABEL, VERSIONS, Pool
 from autoscaler.providers.kube import CONFLICT, ENDED, AnswerError, Object, Server, refuse, served
 from autoscaler.providers.new_nodes import EXPECTED_S, Terms, needs, offer
 from autoscaler.providers.provider import RefusedError
-from autoscaler.world import World
+from autoscaler.spec.pod import DO_NOT_DISRUPT, MANAGED_BY, OURS, SAFE_TO_EVICT
+from autoscaler.state.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.world import World
 
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 MIRROR = "kubernetes.io/config.mirror"

@@ -13,7 +13,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, refuse, served
 from autoscaler.providers.kueue import workload as places
 from autoscaler.providers.kueue.workload import Place
@@ -22,7 +21,8 @@ from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request.objects import LEASE, label_of
 from autoscaler.providers.provisioning_request.provider import WAIT_MAX, Template
 from autoscaler.spec.capacity import ProviderSettings
-from autoscaler.world import World
+from autoscaler.state.leases import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.world import World
 
 LATE: Final = 3
 """Looks at a pod whose Lease is about to be given back, while others write to it."""

@@ -14,8 +14,6 @@ from typing import Final, NamedTuple
 import msgspec
 
 from autoscaler.contract import ModelName
-from autoscaler.leases import NO_MARKS, AcquireOrder, Listed, Marks, Offer
-from autoscaler.podspec import GPU, MANAGED_BY, OURS, PLACE, QUEUE
 from autoscaler.providers.kube import ENDED, SAID_MAX, Object
 from autoscaler.providers.provisioning_request.objects import (
     DEVICES,
@@ -29,8 +27,10 @@ from autoscaler.providers.provisioning_request.objects import (
     label_of,
     read_offer,
 )
-from autoscaler.quantity import whole_number
-from autoscaler.words import unaddressed
+from autoscaler.spec.pod import GPU, MANAGED_BY, OURS, PLACE, QUEUE
+from autoscaler.spec.quantity import whole_number
+from autoscaler.state.leases import NO_MARKS, AcquireOrder, Listed, Marks, Offer
+from autoscaler.text import unaddressed
 
 API: Final = "kueue.x-k8s.io"
 VERSIONS: Final = ("v1beta2", "v1beta1")

@@ -14,13 +14,13 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from autoscaler.contract import ModelName
-from autoscaler.leases import AcquireOrder, Listed, Marks, Offer
-from autoscaler.podspec import GPU, MANAGED_BY, OURS
 from autoscaler.providers.kube import SAID_MAX, Object
-from autoscaler.quantity import whole_number
-from autoscaler.tenant import unix_seconds
-from autoscaler.words import unaddressed
-from autoscaler.world import NodeId
+from autoscaler.spec.pod import GPU, MANAGED_BY, OURS
+from autoscaler.spec.quantity import whole_number
+from autoscaler.spec.tenant import unix_seconds
+from autoscaler.state.leases import AcquireOrder, Listed, Marks, Offer
+from autoscaler.state.world import NodeId
+from autoscaler.text import unaddressed
 
 API: Final = "autoscaling.x-k8s.io/v1"
 CHECK: Final = "check-capacity.autoscaling.x-k8s.io"
@@ -29,7 +29,7 @@ ATOMIC: Final = "best-effort-atomic-scale-up.autoscaling.x-k8s.io"
 GKE: Final = "queued-provisioning.gke.io"
 """Dynamic Workload Scheduler: nodes come some day, and go after maxRunDurationSeconds."""
 VALID_S: Final = 3600
-"""So long Cluster Autoscaler tries on; the ledger gives up sooner (`autoscaler.delivery.DUE_S`)."""
+"""So long Cluster Autoscaler tries on; the ledger gives up sooner (`autoscaler.capacity.lead_times.DUE_S`)."""
 CONSUMES: Final = ("autoscaling.x-k8s.io/consume-provisioning-request", "autoscaling.x-k8s.io/provisioning-class-name")
 """Annotations of the pods that what is booked is for."""
 LEASE: Final = OURS + "capacity"

@@ -13,18 +13,18 @@ from contextlib import suppress
 from typing import Final
 
 from autoscaler.contract import ModelName
-from autoscaler.leases import AcquireOrder, Bought, Listed, Offer, ReleaseOrder
-from autoscaler.podspec import MANAGED_BY
 from autoscaler.providers.device_usage import in_use
 from autoscaler.providers.kube import CONFLICT, REFUSALS, AnswerError, Object, Server, refuse
 from autoscaler.providers.new_nodes import NOBODY, Terms, of_kinds
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import Booking, Node
-from autoscaler.quantity import read_milli
-from autoscaler.settings import Settings
 from autoscaler.spec.capacity import ProviderSettings, Provisioning
-from autoscaler.world import World
+from autoscaler.spec.pod import MANAGED_BY
+from autoscaler.spec.quantity import read_milli
+from autoscaler.spec.settings import Settings
+from autoscaler.state.leases import AcquireOrder, Bought, Listed, Offer, ReleaseOrder
+from autoscaler.state.world import World
 
 WAIT_MAX: Final = 8
 """So many requests of one provider wait at once, or fewer, where a ResourceQuota says so."""

@@ -11,11 +11,11 @@ import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
-from autoscaler.attached import DEVICES_MAX, Groups, Site, sites
+from autoscaler.capacity.attachable_nodes import DEVICES_MAX, Groups, Site, sites
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server
 from autoscaler.providers.redfish.client import Login
 from autoscaler.providers.redfish.inventory import Noted
-from autoscaler.settings import Settings
+from autoscaler.spec.settings import Settings
 
 NODES = "/api/v1/nodes"
 NOTES = "pilotlight-fabric"

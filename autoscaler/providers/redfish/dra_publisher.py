@@ -1,11 +1,11 @@
 """Shows a cluster what fabrics could attach (resource.k8s.io/v1), and tells claims what became of theirs. I/O.
 
-Owns our ResourceSlices and the conditions that are ours in claims; what they say is `autoscaler.pledges`'. A pool is
-one ResourceSlice, whose name follows from the pool's: whoever leads next takes it over. A label says of which
-installation it is, and only our own are touched. It chooses its node by name and not as `nodeName`, since a kubelet
-that starts deletes all of those that are of its node. First what is published is brought up to date, then claims are
-told, so that what one is sent away from is not given to it again. Whatever fails is tried anew from what there is then
-(Upkeep).
+Owns our ResourceSlices and the conditions that are ours in claims; what they say is
+`autoscaler.provisioning.device_claims`'. A pool is one ResourceSlice, whose name follows from the pool's: whoever leads
+next takes it over. A label says of which installation it is, and only our own are touched. It chooses its node by name
+and not as `nodeName`, since a kubelet that starts deletes all of those that are of its node. First what is published is
+brought up to date, then claims are told, so that what one is sent away from is not given to it again. Whatever fails is
+tried anew from what there is then (Upkeep).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from autoscaler.awaited import DRIVER, written
-from autoscaler.ownership import identity
-from autoscaler.pledges import Pool, Published, Told
-from autoscaler.podspec import MANAGED_BY, OURS
 from autoscaler.providers.device_usage import CLAIMS, SLICES
 from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Object, Server
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.reconciler import Upkeep
+from autoscaler.provisioning.device_claims import Pool, Published, Told
+from autoscaler.spec.ownership import identity
+from autoscaler.spec.pod import MANAGED_BY, OURS
+from autoscaler.state.device_claims import DRIVER, written
 
 API: Final = "resource.k8s.io/v1"
 LOOK_S: Final = 5.0

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.attached import Site
-from autoscaler.leases import OFFERS_MAX, AcquireOrder, Listed, Offer
+from autoscaler.capacity.attachable_nodes import Site
 from autoscaler.providers.redfish.schema import Block, Gpu, Mark, System
+from autoscaler.state.leases import OFFERS_MAX, AcquireOrder, Listed, Offer
 
 COMPOSING = "Composing"
 EXPECTED_S = 60.0

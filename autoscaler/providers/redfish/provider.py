@@ -17,8 +17,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
-from autoscaler.attached import Site
-from autoscaler.leases import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.capacity.attachable_nodes import Site
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.redfish.client import NoAnswerError, StatusError
 from autoscaler.providers.redfish.cluster import AccessError
@@ -39,6 +38,7 @@ from autoscaler.providers.redfish.planning import (
 )
 from autoscaler.providers.redfish.schema import DocumentError, Mark
 from autoscaler.providers.redfish.system_writer import Around, Bay
+from autoscaler.state.leases import AcquireOrder, Listed, Offer, ReleaseOrder
 
 CLAIMS = 3
 """Tries of an order whose blocks are others' in the moment that they are marked."""

@@ -17,7 +17,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.drivers.kubernetes.api import STRATEGIC, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.api import STRATEGIC, ApiError, Object, UnreachableError
 from tests.cluster.kubelet.container import Container, now
 from tests.cluster.kubelet.probing import Prober
 from tests.cluster.kubelet.volumes import Volumes

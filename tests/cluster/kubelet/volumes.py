@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autoscaler.drivers.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.api import Api, ApiError, Object
 from tests.cluster.accounts import token
 
 Spec = dict[str, Any]

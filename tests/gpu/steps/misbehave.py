@@ -64,7 +64,7 @@ async def _orphan(bed: Bed, serve: Serving) -> None:
 
 def _group(serve: Serving, pid: int) -> list[int]:
     """Processes with the mark of the Replica whose main process this is."""
-    from autoscaler.drivers.processes import mark_of
+    from autoscaler.drivers.local.processes import mark_of
 
     mark = mark_of(pid)
     return [one for one in serve.marked() if mark_of(one) == mark]

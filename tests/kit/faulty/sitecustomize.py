@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from autoscaler import demand
-from autoscaler.model import Model
-from autoscaler.world import World
+from autoscaler.demand import desired_replicas
+from autoscaler.spec.model import Model
+from autoscaler.state.world import World
 
-_wanted = demand.wanted
+_wanted = desired_replicas.wanted
 
 
-def wanted(world: World, model: Model, now_s: float) -> demand.Wanted:
+def wanted(world: World, model: Model, now_s: float) -> desired_replicas.Wanted:
     """As the product's, but for one Model."""
     if model.name == "faulty":
         raise LookupError("injected")
     return _wanted(world, model, now_s)
 
 
-demand.wanted = wanted
+desired_replicas.wanted = wanted

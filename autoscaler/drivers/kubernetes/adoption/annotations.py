@@ -15,12 +15,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.adoption.seen import LINGO, WorkloadSeen
-from autoscaler.expected import WrongKeyError, nearest
-from autoscaler.model import Adopted, Auto, EngineName, Gpu, Model, ModelSpec, ReplicaRange
-from autoscaler.naming import check_name
-from autoscaler.ownership import INSTALLATION, TITLE, TITLE_WANTED
-from autoscaler.podspec import OURS
+from autoscaler.drivers.kubernetes.adoption.objects import LINGO, WorkloadSeen
+from autoscaler.spec.decode import WrongKeyError, nearest
+from autoscaler.spec.model import Adopted, Auto, EngineName, Gpu, Model, ModelSpec, ReplicaRange
+from autoscaler.spec.naming import check_name
+from autoscaler.spec.ownership import INSTALLATION, TITLE, TITLE_WANTED
+from autoscaler.spec.pod import OURS
 
 ENGINE: EngineName = "command"
 """What it runs is its owner's business: no dialect is ruled out."""

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers import probes
-from autoscaler.drivers.base import Observe
 from autoscaler.drivers.contained import NO_MODEL, faults_of, persist
+from autoscaler.drivers.driver import Observe
 from autoscaler.drivers.kubernetes.adoption.annotations import (
     USUAL,
     WRONG,
@@ -32,11 +32,7 @@ from autoscaler.drivers.kubernetes.adoption.annotations import (
     hand_of,
     model_of,
 )
-from autoscaler.drivers.kubernetes.adoption.candidate import Candidate
-from autoscaler.drivers.kubernetes.adoption.condition import condition
-from autoscaler.drivers.kubernetes.adoption.pod import EXITED
-from autoscaler.drivers.kubernetes.adoption.runner import PLURALS, Means, Runner
-from autoscaler.drivers.kubernetes.adoption.seen import (
+from autoscaler.drivers.kubernetes.adoption.objects import (
     CONTROLLERS,
     Kind,
     Left,
@@ -46,16 +42,20 @@ from autoscaler.drivers.kubernetes.adoption.seen import (
     read_scaler,
     read_workload,
 )
-from autoscaler.drivers.kubernetes.adoption.showing import Showing
+from autoscaler.drivers.kubernetes.adoption.pod import EXITED
+from autoscaler.drivers.kubernetes.adoption.runner import PLURALS, Means, Runner
+from autoscaler.drivers.kubernetes.adoption.status import condition
+from autoscaler.drivers.kubernetes.adoption.status_writer import Showing
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
-from autoscaler.drivers.kubernetes.api import Api, ApiError, UnreachableError
-from autoscaler.drivers.kubernetes.replica_events import unbound
-from autoscaler.drivers.kubernetes.watching import Change, Watched
+from autoscaler.drivers.kubernetes.adoption.workload_controller import Candidate
+from autoscaler.drivers.kubernetes.objects.replica_events import unbound
 from autoscaler.faults import Failure, attempt, described
-from autoscaler.model import Model
-from autoscaler.names import Origin
-from autoscaler.observations import Seen, Synced
-from autoscaler.world import Replica
+from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
+from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.spec.model import Model
+from autoscaler.spec.names import Origin
+from autoscaler.state.events import Seen, Synced
+from autoscaler.state.world import Replica
 
 WORKLOADS_MAX = 1000
 """Each has a watch of its own pods; more are not served, and that is said."""

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import address
-from autoscaler.drivers.kubernetes.adoption.seen import PodSeen
-from autoscaler.drivers.kubernetes.beginning import Beginning
-from autoscaler.model import ADOPTED_HASH
-from autoscaler.observations import ReplicaSeen, Seen
+from autoscaler.drivers.kubernetes.adoption.objects import PodSeen
+from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
+from autoscaler.spec.model import ADOPTED_HASH
+from autoscaler.state.events import ReplicaSeen, Seen
 
 EXITED = "exited"
 """The proof of clean: its kubelet says that nothing runs any more. It holds no Slice of ours."""

@@ -13,18 +13,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from autoscaler.drivers import probes
-from autoscaler.drivers.base import Observe
 from autoscaler.drivers.contained import PAUSE_S_MAX, faults_of
+from autoscaler.drivers.driver import Observe
 from autoscaler.drivers.kubernetes.adoption.annotations import port_of
+from autoscaler.drivers.kubernetes.adoption.objects import COST, GOES_FIRST, INTENT, REPLICA, PodSeen, read_pod
 from autoscaler.drivers.kubernetes.adoption.pod import Mark
-from autoscaler.drivers.kubernetes.adoption.seen import COST, GOES_FIRST, INTENT, REPLICA, PodSeen, read_pod
 from autoscaler.drivers.kubernetes.adoption.workload import Workload
-from autoscaler.drivers.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
-from autoscaler.drivers.kubernetes.podevents import PodEvents
-from autoscaler.drivers.kubernetes.vocabulary import WRITER
-from autoscaler.drivers.kubernetes.watching import Change, Watched
+from autoscaler.drivers.kubernetes.pod_events import PodEvents
 from autoscaler.faults import Failure, attempt, described
-from autoscaler.world import Replica
+from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.kubernetes.constants import WRITER
+from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.state.world import Replica
 
 RETRY_S = 0.5
 CHANGED_S = 0.01

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
+from autoscaler.drivers.kubernetes.adoption.objects import PodSeen, WorkloadSeen
 from autoscaler.drivers.kubernetes.adoption.pod import (
     EXITED,
     RELEASED,
@@ -27,13 +28,12 @@ from autoscaler.drivers.kubernetes.adoption.pod import (
     seen_of,
     state_of,
 )
-from autoscaler.drivers.kubernetes.adoption.seen import PodSeen, WorkloadSeen
-from autoscaler.drivers.kubernetes.beginning import Beginning
+from autoscaler.drivers.kubernetes.objects.replica_events import unbound, with_finalizers
+from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
 from autoscaler.drivers.kubernetes.refused import REFUSED_S
-from autoscaler.drivers.kubernetes.replica_events import unbound, with_finalizers
-from autoscaler.model import Model
-from autoscaler.observations import ReplicaSeen, Seen
-from autoscaler.world import Placing, Replica
+from autoscaler.spec.model import Model
+from autoscaler.state.events import ReplicaSeen, Seen
+from autoscaler.state.world import Placing, Replica
 
 UNORDERED_S = 1.0
 """A pod without a mark may be one that the leader just ordered: it becomes a Replica of its own name only then."""

@@ -1,0 +1,71 @@
+"""Devices of a fabric as their nodes' agents have them: what agents are told of them, and what they say. Pure.
+
+Owns both, for providers of which Settings say that agents take part (`redfish.agents`): of a Lease that is attached and
+that no Slice shows yet, the node is to take the Devices; of one that is given back, to let go of them. A Device is only
+detached once its agent says so. Decides nothing else: who is given back is `autoscaler.provisioning.returning`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from autoscaler.agent_contract import FabricWant
+from autoscaler.contract import FabricReport
+from autoscaler.queries.node_reports import fresh
+from autoscaler.spec.settings import Settings
+from autoscaler.state.leases import Lease
+from autoscaler.state.operator_orders import Node
+from autoscaler.state.world import NodeId, World
+
+UNHEARD = "its node's agent does not say that it has let go of it (the chart's agent.fabric.enabled)"
+
+
+def providers(settings: Settings) -> frozenset[str]:
+    """Those whose Devices agents take and let go of."""
+    return frozenset(one.name for one in settings.capacity if one.redfish is not None and one.redfish.agents)
+
+
+def wants(world: World) -> dict[NodeId, tuple[FabricWant, ...]]:
+    """What the agent of each node is told of Devices, where that is anything."""
+    by, found = providers(world.settings), dict[NodeId, dict[str, FabricWant]]()
+    for lease in sorted(world.capacity.leases.values(), key=lambda one: one.id):
+        if lease.id.provider in by and lease.listed is not None and (lease.leaving or lease.here_s is None):
+            told = found.setdefault(NodeId(lease.listed.node), {})
+            told.update((one, FabricWant(device=one, leave=lease.leaving)) for one in _devices(lease))
+    return {node: tuple(told[one] for one in sorted(told)) for node, told in found.items() if told}
+
+
+def failed(lease: Lease, nodes: Mapping[str, Node], settings: Settings) -> str:
+    """Why a node does not have what was attached to it, by its agent; empty: it has it, or may have it yet."""
+    if lease.listed is None or lease.leaving or lease.id.provider not in providers(settings):
+        return ""
+    said = _said(nodes.get(lease.listed.node), _devices(lease))
+    return next((f"{one.device} was attached, and {one.says}" for one in said if one.failed and not one.leave), "")
+
+
+def kept(world: World, node: str, uuids: Iterable[str], now_s: float) -> str:
+    """Why Devices must not be detached from a node yet, by its agent; empty: it has let go of all of them."""
+    sought = [one for one in uuids if one]
+    heard = world.nodes.get(node)
+    there = NodeId(node) in world.hosts or any(one.node == node for one in world.slices.values())
+    if not sought or (heard is None and not there):
+        return ""  # nothing that a driver would name, or the node is gone
+    if heard is None or not fresh(heard, now_s) or not heard.report.attaches:
+        return UNHEARD
+    said = {one.device: one for one in _said(heard, sought) if one.leave}
+    for device in sought:
+        one = said.get(device)
+        if one is None or not one.done:
+            return f"its node's agent: {one.says}" if one is not None and one.says else UNHEARD
+    return ""
+
+
+def _devices(lease: Lease) -> tuple[str, ...]:
+    """As drivers call them."""
+    ids = () if lease.listed is None else lease.listed.device_ids
+    return tuple(name for name in (one.rpartition("/")[2] for one in ids) if name)
+
+
+def _said(heard: Node | None, devices: Iterable[str]) -> Iterator[FabricReport]:
+    sought = frozenset(devices)
+    yield from (one for one in heard.report.fabric if one.device in sought) if heard is not None else ()

@@ -1,0 +1,141 @@
+"""Places that somebody takes away, nodes that are to be removed and Leases that end: what is there moves in time. Pure.
+
+Owns how that is known: taints by which Karpenter, Cluster Autoscaler and clouds announce it, a Lease that its provider
+takes back, the end that it told. Room on a node that stays has none: who preempts it evicts pods. It becomes an order
+like an operator's drain, with its reason: nothing new is put there, and a successor is started elsewhere first, for
+which capacity is ordered, too. When the time for that is over what is there drains all the same: Calls finish, new ones
+wait for the successor. A node of Karpenter that is to go waits for our pods
+(`autoscaler.providers.karpenter.disruption_guard`), but that is not relied on. Of a node that nobody needs, as who
+removes nodes sees it, nothing is taken from who is there: only Devices that were attached to it and stand idle go,
+since they would go with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from msgspec.structs import replace
+
+from autoscaler.capacity.lead_times import NO_LEARNT, expected
+from autoscaler.fold.draft import Draft
+from autoscaler.state.leases import Lease
+from autoscaler.state.operator_orders import Cordon, Place
+from autoscaler.state.taints import UNNEEDED
+from autoscaler.state.world import World
+
+TAKEN: Mapping[str, tuple[str, bool]] = {
+    "karpenter.sh/disrupted": ("Karpenter removes it", False),
+    "karpenter.sh/disruption": ("Karpenter removes it", False),
+    "ToBeDeletedByClusterAutoscaler": ("Cluster Autoscaler removes it", False),
+    "aws-node-termination-handler/spot-itn": ("its spot machine is taken", True),
+    "aws-node-termination-handler/asg-lifecycle-termination": ("its group lets it go", True),
+    "aws-node-termination-handler/scheduled-maintenance": ("it is to be maintained", False),
+    "cloud.google.com/impending-node-termination": ("its spot machine is taken", True),
+    "node.cloudprovider.kubernetes.io/shutdown": ("its machine is shut down", True),
+}
+"""Taints of nodes -> in words, and whether there is no time for anything but to finish Calls."""
+SUCCESSOR_S = 30.0
+"""A node that is to go is not drained for so long while a successor could start elsewhere."""
+LEAD_S = (300.0, 3600.0)
+"""So long before a Lease ends its Replicas begin to move, at least and at most."""
+DRAIN_S = 600.0
+"""Of that, for Calls to finish."""
+LEAD_PART = 0.25
+"""No more of a Lease's time than this is lead, where that time is known: of one that a leader before us ordered only as
+its Offer tells it.
+"""
+
+
+def look(draft: Draft) -> None:
+    """The orders that follow from how things are now, in the place of those of before."""
+    world, before = draft.world, draft.before
+    timed = any(one.ends_s is not None for one in _here(world))
+    ours = any(one.why for one in world.cordons.values())
+    still = world.slices is before.slices and world.capacity is before.capacity and world.cordons is before.cordons
+    if still and not timed and not ours:
+        return
+    told = {place: one for place, one in world.cordons.items() if not one.why}
+    now = {place: one for place, one in _found(world, draft.now_s).items() if place not in told}
+    if {**told, **now} != world.cordons:
+        draft.change(cordons={**told, **now})
+
+
+def _found(world: World, now_s: float) -> dict[Place, Cordon]:
+    found: dict[Place, Cordon] = {}
+    for one in (*_by_taints(world, now_s), *_by_leases(world, now_s)):
+        known = world.cordons.get(one.place)
+        since_s = known.since_s if known is not None and known.why else now_s
+        waited = (one.soon and now_s >= since_s + SUCCESSOR_S) or (known is not None and known.at_once)
+        after = replace(one, since_s=since_s, at_once=one.at_once or waited)
+        other = found.get(one.place)
+        found[one.place] = after if other is None or (after.at_once and not other.at_once) else other
+    return found
+
+
+def _by_taints(world: World, now_s: float) -> Iterator[Cordon]:
+    seen: set[str] = set()
+    for slice_ in world.slices.values():
+        if not slice_.taints or slice_.node in seen:
+            continue
+        for taint in slice_.taints:
+            if taint.key in TAKEN:
+                seen.add(slice_.node)
+                why, at_once = TAKEN[taint.key]
+                place = Place("node", slice_.node)
+                yield Cordon(
+                    place=place, node=slice_.node, since_s=now_s, drain=True, at_once=at_once, soon=True,
+                    why=f"node {slice_.node}: {why}",
+                )  # fmt: skip
+
+
+def _by_leases(world: World, now_s: float) -> Iterator[Cordon]:
+    for lease in _here(world):
+        listed = lease.listed
+        if listed is None or not listed.node or (lease.leaving and not lease.in_use):
+            continue
+        ends_s, begins_s = lease.ends_s, now_s
+        if listed.phase != "leaving":
+            if ends_s is None:
+                continue
+            begins_s = ends_s - lead_s(world, lease, ends_s)
+        if now_s < begins_s:
+            continue
+        why = f"its lease of {lease.id.provider} ends" + (f" ({listed.says})" if listed.says else "")
+        soon = listed.phase == "leaving" or (ends_s is not None and now_s >= ends_s)
+        at_once = ends_s is not None and not soon and now_s >= ends_s - min(DRAIN_S, (ends_s - begins_s) / 2)
+        places = [Place("device", one) for one in listed.device_ids] or [Place("node", listed.node)]
+        for place in places:
+            yield Cordon(
+                place=place, node=listed.node, since_s=now_s, drain=True, at_once=at_once, soon=soon,
+                why=f"{place.kind} {place.name}: {why}",
+            )  # fmt: skip
+
+
+def ends(world: World, lease: Lease) -> bool:
+    """Whether a Lease, or its node, is being taken away."""
+    if lease.listed is None or not world.cordons:
+        return False
+    places = [Place("node", lease.listed.node), *(Place("device", one) for one in lease.listed.device_ids)]
+    return any(place in world.cordons and world.cordons[place].why for place in places)
+
+
+def unneeded(world: World, lease: Lease) -> bool:
+    """Whether Devices are attached to a node that would be removed if nothing changes."""
+    if lease.listed is None or not lease.offer.node:
+        return False
+    there = (one for one in world.slices.values() if one.taints and one.node == lease.listed.node)
+    return any(taint.key in UNNEEDED for one in there for taint in one.taints)
+
+
+def lead_s(world: World, lease: Lease, ends_s: float) -> float:
+    """So long before it ends what is on a Lease begins to move: as long as another takes, and Calls to finish."""
+    p95_s = expected(lease.offer, world.capacity.learnt.get(lease.offer.kind, NO_LEARNT)).p95_s
+    lead = min(max(LEAD_S[0], 2 * p95_s + DRAIN_S), LEAD_S[1])
+    began_s = lease.asked_s if lease.here_s is None else lease.here_s
+    lasts_s = lease.offer.lasts_s if lease.found else max(0.0, ends_s - began_s)
+    return lead if lasts_s is None else min(lead, lasts_s * LEAD_PART)
+
+
+def _here(world: World) -> Iterator[Lease]:
+    """Without room on nodes that are there anyhow: of these nothing goes with a Lease, and others are on them."""
+    return (one for one in world.capacity.leases.values() if one.here_s is not None and not one.offer.room)

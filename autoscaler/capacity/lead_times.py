@@ -1,0 +1,157 @@
+"""How long it takes until what is ordered can be used, and how likely it is there in time. Pure.
+
+Owns the arithmetic on what was learnt (`autoscaler.state.leases.Learnt`): quantiles in which `expectedSeconds` counts
+as so many deliveries that were not seen, the part of orders that come at all, and how long something idle is worth
+keeping. Times are taken to be log-normal: what takes long at times takes very long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, inf, log
+from statistics import NormalDist
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from autoscaler.state.leases import GAPS_MAX, STARTS_MAX, Learnt, Offer
+
+PRIOR = 3
+"""So many deliveries count as what is expected."""
+P95_RATIO = 3.0
+"""Of the 95th percentile to the median, while nothing is learnt."""
+P95_RATIO_MIN = 1.2
+_NORMAL = NormalDist()
+_P95 = _NORMAL.inv_cdf(0.95)
+SURE = 1 - 1e-9
+"""Of what should have come with this likelihood the rest of the distribution tells nothing more."""
+CONFIDENCE_WEIGHT, COUNTED_MAX = 4, 32
+WAIT_WORTH = 4.0
+"""A second that Calls wait for a Device is worth so many seconds in which one stands idle."""
+DUE_FACTOR, DUE_S = 3.0, (30.0, 3600.0)
+"""A Lease is given up after so many times its 95th percentile, within these, and never before that percentile; out of a
+queue, whose times tell nothing of what follows, the longest after it was granted.
+"""
+KEPT_S = (30.0, 1800.0)
+"""What comes quickly, and what takes ages, is kept idle within these, while nothing is learnt."""
+GAPS_MIN = 3
+"""From so many on they tell more than what it costs to have it again."""
+NO_LEARNT = Learnt()
+
+
+class Expected(NamedTuple):
+    """Of one Offer. Seconds from the order until it can be used; infinite: nobody can say."""
+
+    p50_s: float
+    p95_s: float
+    confidence: float
+
+    @property
+    def mean_s(self) -> float:
+        """Of those that come."""
+        if self.p50_s == inf:
+            return inf
+        return self.p50_s * exp(self.spread**2 / 2)
+
+    @property
+    def spread(self) -> float:
+        """Of the logarithm."""
+        return log(self.p95_s / self.p50_s) / _P95
+
+    def by(self, seconds: float) -> float:
+        """How likely it can be used within so many seconds."""
+        if seconds <= 0 or self.p50_s == inf:
+            return 0.0
+        if seconds == inf:
+            return self.confidence
+        return self.confidence * self._come(seconds)
+
+    def left_s(self, past_s: float) -> float:
+        """After so many seconds in which it did not come, the median of how much longer it takes."""
+        if past_s <= 0 or self.p50_s == inf:
+            return self.p50_s
+        come = self._come(past_s)
+        if come > SURE:
+            return past_s
+        return max(0.0, self.p50_s * exp(self.spread * _NORMAL.inv_cdf((1.0 + come) / 2.0)) - past_s)
+
+    def _come(self, seconds: float) -> float:
+        """The part, of those that come, that is there by then."""
+        return _NORMAL.cdf((log(seconds) - log(self.p50_s)) / self.spread)
+
+
+def expected(offer: Offer, learnt: Learnt = NO_LEARNT) -> Expected:
+    """What is to be expected of an Offer."""
+    confidence = (offer.confidence * CONFIDENCE_WEIGHT + learnt.came) / (
+        CONFIDENCE_WEIGHT + learnt.came + learnt.failed
+    )
+    if offer.expected_s is None and not learnt.took_s:
+        return Expected(inf, inf, confidence)
+    prior_s = offer.expected_s
+    unseen = () if prior_s is None else (max(prior_s, 0.001),) * PRIOR
+    took = sorted((*unseen, *learnt.took_s))
+    p50_s = max(took[(len(took) - 1) // 2], 0.001)
+    ratio = max(P95_RATIO_MIN, took[min(len(took) - 1, int(0.95 * len(took)))] / p50_s)
+    weight = PRIOR / (PRIOR + len(learnt.took_s))
+    return Expected(p50_s, p50_s * max(P95_RATIO_MIN, weight * P95_RATIO + (1 - weight) * ratio), confidence)
+
+
+def due_after_s(offer: Offer, takes: Expected) -> float:
+    """How long what is ordered is waited for; infinite: as long as its provider has it in a queue."""
+    if offer.queued or takes.p50_s == inf:
+        return inf
+    return max(min(max(takes.p95_s * DUE_FACTOR, DUE_S[0]), DUE_S[1]), takes.p95_s)
+
+
+def delivered(learnt: Learnt, took_s: float) -> Learnt:
+    """One more that came, after so long."""
+    return _counted(replace(learnt, took_s=(*learnt.took_s, took_s)[-STARTS_MAX:], came=learnt.came + 1))
+
+
+def undelivered(learnt: Learnt) -> Learnt:
+    """One more that did not come."""
+    return _counted(replace(learnt, failed=learnt.failed + 1))
+
+
+def reused(learnt: Learnt, gap_s: float) -> Learnt:
+    """One was used again after so long."""
+    return replace(learnt, gaps_s=(*learnt.gaps_s, gap_s)[-GAPS_MAX:])
+
+
+def given_back(learnt: Learnt, since_s: float) -> Learnt:
+    """One was, that had been idle since then."""
+    return replace(reused(learnt, inf), idle_since_s=since_s)
+
+
+def asked_anew(learnt: Learnt, now_s: float) -> Learnt:
+    """Another is ordered: the last that was given back would have been used again now."""
+    if learnt.idle_since_s is None:
+        return learnt
+    at = max((at for at, gap in enumerate(learnt.gaps_s) if gap == inf), default=len(learnt.gaps_s))
+    gaps_s = (*learnt.gaps_s[:at], now_s - learnt.idle_since_s, *learnt.gaps_s[at + 1 :])
+    return replace(learnt, gaps_s=gaps_s[-GAPS_MAX:], idle_since_s=None)
+
+
+def keep_s(learnt: Learnt, attach_s: float, idle_s: float) -> float:
+    """How long something that has been idle for `idle_s` is kept, from the beginning of that; what `attach_s` was.
+
+    While little is learnt as long as it costs to have it again (so never twice what was best); else as long as what is
+    expected of keeping it, P(used within h) x cost of having it again, is more than the idle time expected in h.
+    """
+    cost_s = min(max(attach_s * (1.0 + WAIT_WORTH), KEPT_S[0]), KEPT_S[1])
+    if len(learnt.gaps_s) < GAPS_MIN:
+        return cost_s
+    left = sorted(gap - idle_s for gap in learnt.gaps_s if gap > idle_s)
+    worth = [h for h in left if h < inf and _gain(left, h, cost_s) > 0]
+    return idle_s + max(worth) if worth else 0.0
+
+
+def _gain(left: Sequence[float], horizon_s: float, cost_s: float) -> float:
+    reused = sum(gap <= horizon_s for gap in left) / len(left)
+    return reused * cost_s - sum(min(gap, horizon_s) for gap in left) / len(left)
+
+
+def _counted(learnt: Learnt) -> Learnt:
+    if learnt.came + learnt.failed <= COUNTED_MAX:
+        return learnt
+    return replace(learnt, came=learnt.came // 2, failed=learnt.failed // 2)

@@ -1,0 +1,263 @@
+"""Containment of faults: an exception that one Model causes quarantines that Model and affects no other.
+
+Decisions are pure functions of a World, so the Model at fault is found by computing a decision again without some
+Models (`culprits`): the planner and the fold need not know of faults. `World.faults` lists quarantined Models, see
+`autoscaler.fold.faults`. The planner gets a World in which their Replicas keep their room under another name
+(`autoscaler.fold.masking`). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.faults import Failure, attempt, described, succeeds
+from autoscaler.fold.draft import Draft
+from autoscaler.fold.faults import quarantined
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.fold.masking import supposing
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.state.actions import AcquireLease, Acted, Action, FailStart, StartReplica
+from autoscaler.state.events import (
+    DocumentsSeen,
+    FaultSeen,
+    FollowingSeen,
+    GatewayGone,
+    GatewaySeen,
+    Granted,
+    HistorySeen,
+    LeadingSeen,
+    ReplicaSeen,
+    Reported,
+    Seen,
+    StartSeen,
+    Transition,
+)
+from autoscaler.state.leases import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
+from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.mig import CutRefused
+from autoscaler.state.operator_orders import ModelStopped, ModelWoken, NodeReported
+from autoscaler.state.world import Replica, World
+
+CULPRITS_MAX: Final = 16
+"""Culprits that are sought at once."""
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+def culprits(names: Sequence[Name], works: Callable[[Collection[Name]], bool]) -> tuple[Name, ...]:
+    """A few of `names` without which `works` is true; empty: there are none. At most CULPRITS_MAX.
+
+    Where two are at fault only together, it is the one that comes later in `names` (see `suspected`). `works` gets
+    the names to leave out. It is called about log2(len(names)) times for each culprit.
+    """
+    found: list[Name] = []
+    if not names or not works(names):
+        return ()
+    while len(found) < CULPRITS_MAX and not works(found):
+        rest = [name for name in names if name not in found]
+        fine, broken = 0, len(rest)  # with the first `fine` of them it works, with the first `broken` it does not
+        while broken - fine > 1:
+            middle = (fine + broken) // 2
+            if works([*found, *rest[middle:]]):
+                fine = middle
+            else:
+                broken = middle
+        found.append(rest[broken - 1])
+    return tuple(found)
+
+
+def suspected(names: Iterable[ModelName], error: Exception) -> list[ModelName]:
+    """`names` in the order in which they are suspected, the most suspect last.
+
+    Suspect is what functions worked on when the exception was raised, the innermost most: a replica that is looked at
+    for another Model raises, and not the Model that needs its room.
+    """
+    rank: dict[ModelName, int] = {}
+    known = frozenset(names)
+    trace, depth = error.__traceback__, 0
+    while trace is not None:
+        depth += 1
+        for value in trace.tb_frame.f_locals.values():
+            name = value.name if isinstance(value, Model) else getattr(value, "model", value)
+            name = name.name if isinstance(name, Model) else name
+            if isinstance(name, str) and name in known:
+                rank[ModelName(name)] = depth
+        trace = trace.tb_next
+    return sorted(known, key=lambda name: (rank.get(name, 0), name))
+
+
+# --- a fold of observations some of which raise -----------------------------------------------------------------------
+
+
+class Folded(NamedTuple):
+    """What came of a batch. `aside`: observations that could not be folded, or only in part; `folded`: all others."""
+
+    world: World
+    transitions: tuple[Transition, ...]
+    faults: tuple[tuple[ModelName, Exception], ...]
+    """Models that were quarantined, each with its exception."""
+    aside: tuple[Observation, ...]
+    folded: tuple[Observation, ...]
+    error: Exception | None
+    """The last exception that no Model explains."""
+
+
+def fold_apart(world: World, batch: Sequence[Observation], now_s: float) -> Folded:
+    """Folds a batch whose `fold` raised: each observation for itself, and without the Models that make it raise."""
+    transitions: list[Transition] = []
+    faults: list[tuple[ModelName, Exception]] = []
+    aside: dict[Hashable, Observation] = {}
+    folded: dict[Hashable, Observation] = {}
+    last: Exception | None = None
+    for one in batch:
+        done, key = attempt(partial(fold, world, (one,), now_s)), key_of(one)
+        aside.pop(key, None)
+        if isinstance(done, Failure):
+            folded.pop(key, None)
+            if not isinstance(one, Reported | Acted):  # the next report repeats all of it; Actions are not repeated
+                aside[key] = one
+            error, found = done.error, _culprits_of(world, one, done.error, now_s)
+            seen = [FaultSeen(model=name, reason=described(error)) for name in found]
+            held = _holding(world, one, now_s)
+            done = attempt(partial(fold, held, (*_rest(held, one, found), *seen), now_s)) if found else done
+            if isinstance(done, Failure):  # no Model explains it, or these do not explain all of it
+                last = done.error
+                done = attempt(partial(fold, held, seen, now_s))
+            if isinstance(done, Failure):
+                continue
+            faults += [(name, error) for name in found]
+        else:
+            folded[key] = one
+        world, moved = done
+        transitions += moved
+    return Folded(world, tuple(transitions), tuple(faults), tuple(aside.values()), tuple(folded.values()), last)
+
+
+def _holding(world: World, one: Observation, now_s: float) -> World:
+    """The World with a Replica that cannot be adopted: what it has of its Slices is not free."""
+    if not isinstance(one, ReplicaSeen) or one.seen is Seen.CLEAN or one.id in world.replicas:
+        return world
+    draft = Draft(world, now_s)
+    draft.put_replica(
+        Replica(
+            id=one.id, model=one.model, spec_hash=one.spec_hash, intent=one.intent, slices=one.actual or one.slices,
+            memory_bytes=one.memory_bytes, compute_percent=one.compute_percent, slots=one.slots,
+            state=ReplicaState.STARTING, since_s=now_s, created_s=now_s, found=True,
+        )
+    )  # fmt: skip
+    return draft.finish()
+
+
+def _culprits_of(world: World, one: Observation, error: Exception, now_s: float) -> tuple[ModelName, ...]:
+    """Models that an observation is about, or else any of which the fold keeps something as time passes."""
+
+    def works(names: Collection[ModelName]) -> bool:
+        return succeeds(lambda: fold(supposing(world, names), _rest(world, one, names), now_s))
+
+    about = culprits(suspected(models_of(world, one), error), works)
+    return about or culprits(suspected(world.models.keys() - quarantined(world), error), works)
+
+
+def _rest(world: World, one: Observation, names: Collection[ModelName]) -> tuple[Observation, ...]:
+    rest = without(world, one, names)
+    return () if rest is None else (rest,)
+
+
+def key_of(one: Observation) -> Hashable:
+    """Two observations with one key are about the same thing: the later one replaces the earlier."""
+    match one:
+        case ReplicaSeen() | LeaseRefused():
+            return type(one), one.id
+        case StartSeen() | HistorySeen() | FaultSeen():
+            return type(one), one.model
+        case ModelWoken() | ModelStopped():
+            return ModelStopped, one.model
+        case GatewaySeen() | GatewayGone():
+            return GatewaySeen, one.gateway
+        case NodeReported():
+            return type(one), one.report.node
+        case CutRefused():
+            return type(one), one.node
+        case OffersSeen() | LeasesSeen() | ProviderTroubled():
+            return type(one), one.provider
+        case LeadingSeen() | FollowingSeen():
+            return LeadingSeen
+        case _:
+            return type(one)
+
+
+def models_of(world: World, one: Observation) -> frozenset[ModelName]:
+    """Models that an observation is about; empty: it is about none in particular."""
+    match one:
+        case DocumentsSeen():
+            return frozenset(model.name for model in one.models)
+        case ReplicaSeen() | StartSeen() | HistorySeen() | ModelWoken() | ModelStopped():
+            return frozenset({one.model})
+        case Reported():
+            used = (world.replicas.get(use.replica) for use in one.report.replicas)
+            counted = {row.model for row in one.report.levels} | {row.model for row in one.report.totals}
+            return frozenset(counted | {replica.model for replica in used if replica is not None})
+        case Acted():
+            name = model_of(world, one.action)
+            return frozenset() if name is None else frozenset({name})
+        case Granted():
+            return frozenset(name for _, id, _ in one.holds if (name := _owner(world, id)) is not None)
+        case _:
+            return frozenset()
+
+
+def model_of(world: World, action: Action) -> ModelName | None:
+    """The Model that an Action is about; None: none in particular."""
+    match action:
+        case StartReplica():
+            return action.replica.model
+        case FailStart():
+            return action.model
+        case AcquireLease():
+            return action.order.owner
+        case _:
+            return _owner(world, action.replica) if hasattr(action, "replica") else None
+
+
+def _owner(world: World, id: ReplicaId) -> ModelName | None:
+    replica = world.replicas.get(id)
+    return None if replica is None else replica.model
+
+
+def without(world: World, one: Observation, names: Collection[ModelName]) -> Observation | None:
+    """An observation without what it says of these Models; None: nothing is left.
+
+    Of documents, theirs stay as the World has them. A new one is replaced by one that only has the name and who may
+    call it, so that requests are refused by name. Of a report, the use of their Replicas stays: without it their slots
+    would count as free, and the same slot would be given to two gateways.
+    """
+    match one:
+        case DocumentsSeen():
+            kept = {model.name: _harmless(world, model, names) for model in one.models}
+            removed = {name: world.models[name] for name in names if name in world.models and name not in kept}
+            return replace(one, models=(*kept.values(), *removed.values()))
+        case Reported():
+            report = one.report
+            rest = replace(
+                report,
+                levels=tuple(row for row in report.levels if row.model not in names),
+                totals=tuple(row for row in report.totals if row.model not in names),
+            )
+            return replace(one, report=rest)
+        case Granted():
+            return Granted(holds=tuple(row for row in one.holds if _owner(world, row[1]) not in names))
+        case _:
+            return None if models_of(world, one) & frozenset(names) else one
+
+
+def _harmless(world: World, model: Model, names: Collection[ModelName]) -> Model:
+    if model.name not in names:
+        return model
+    spec = ModelSpec(engine="command", tenants=model.spec.tenants)
+    new = Model(name=model.name, spec=spec, namespace=model.namespace, created_unix_s=model.created_unix_s)
+    return world.models.get(model.name, new)

@@ -1,0 +1,466 @@
+"""The loop: observe, decide, act. It performs what pure code decided and decides nothing itself.
+
+Owns the one mutable reference to the World. Whatever happens is put into its inbox with `observe`, which never blocks;
+one task folds all that is there as one batch, lets `plan` and `shares` look at the result, folds every Action before
+the driver performs it, and then tells its listeners. Before anything is started or displaced for a Model, the driver is
+asked whether that Model could start at all; what is in its way is folded like any other observation. It sleeps until
+the next observation or until time alone would change the Plan. Under a flood it rests as long as it worked, so deciding
+takes half of a core at most.
+
+An exception that one Model causes quarantines that Model (`autoscaler.controller.containment`). With one that no Model
+explains, `World.degraded` says so, nothing is decided until a later try succeeds, and the last Plan stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.controller.containment import CULPRITS_MAX, culprits, fold_apart, key_of, model_of, suspected
+from autoscaler.controller.inbox import Inbox
+from autoscaler.drivers.driver import Cutter, Driver
+from autoscaler.faults import Failure, attempt, described, succeeds
+from autoscaler.fold.faults import quarantined
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.fold.masking import masked, supposing
+from autoscaler.planner.plan import Planner
+from autoscaler.planner.winddown import wind_down
+from autoscaler.providers.provider import Supplier
+from autoscaler.provisioning.provisioner import ORDERS_MAX
+from autoscaler.routing import slots
+from autoscaler.state.actions import (
+    AcquireLease,
+    Acted,
+    Action,
+    CutNode,
+    FailReplica,
+    Plan,
+    ReleaseLease,
+    StartReplica,
+    StopReplica,
+)
+from autoscaler.state.events import FaultSeen, FollowingSeen, Granted, LeadingSeen, StartSeen, Tick, Transition
+from autoscaler.state.leases import LeaseRefused
+from autoscaler.state.mig import CutRefused
+from autoscaler.state.world import World
+
+TICK_S_MAX = 1.0
+"""At least one Tick in this time, whatever else is observed: back-offs end, and gauges age."""
+ROUNDS_MAX = 4
+"""Plans in one step: an Action may allow another (a drop frees a Slice); what is left waits for the next step."""
+RETRY_S_MAX = 60.0
+"""A decision that no Model explains the failure of is tried again after 1, 2, 4 ... seconds, at most so many."""
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def report_fault(model: ModelName | None, what: str, reason: str) -> None:
+    """Logs an exception that was contained. Tests replace this: a fault that they did not inject is a failure."""
+    if model is None:
+        _log.error("event=degraded in=%s error=%s", what, reason)
+    else:
+        _log.error("event=model_faulty model=%s in=%s error=%s", model, what, reason)
+
+
+class Step(NamedTuple):
+    """One decision, for listeners. Times are of the loop's clock; `received_s` is the oldest observation's arrival."""
+
+    before: World
+    after: World
+    plan: Plan
+    actions: tuple[Action, ...]
+    transitions: tuple[Transition, ...]
+    received_s: float
+    started_s: float
+    acted_s: float
+    reports_merged: int = 0
+    """Reports that were merged into later ones, because too many waited."""
+
+
+Decide = Callable[[World, float], Plan]
+"""(world, now_s) -> Plan."""
+
+Listener = Callable[[Step], None]
+"""Told after every step, in order. Must not block."""
+
+
+class Loop:
+    """Runs one driver towards what the plan says. `clock` gives monotonic seconds.
+
+    `writes_s` says for how many more seconds this process may act: one that was paused while it led finds 0. `in_touch`
+    says whether an order could be carried out now. While it could not, nothing is decided: a Replica that was told to
+    drain, by one who can neither stop it nor start another, would be lost to the Calls that it could still serve.
+    `cutter` has nodes cut anew; where there is none no node may be. `supplier` orders capacity and gives it back.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        driver: Driver,
+        clock: Callable[[], float],
+        writes_s: Callable[[], float] = lambda: math.inf,
+        in_touch: Callable[[], bool] = lambda: True,
+        *,
+        cutter: Cutter | None = None,
+        supplier: Supplier | None = None,
+    ) -> None:
+        self.world = world
+        self.plan = Plan()
+        self.listeners: list[Listener] = []
+        self._driver = driver
+        self._cutter = cutter
+        self._supplier = supplier
+        self._clock = clock
+        self._writes_s = writes_s
+        self._in_touch = in_touch
+        self._inbox = Inbox()
+        self._wake = asyncio.Event()
+        self._received_s: float | None = None
+        """When the first of what woke us came."""
+        self._rest_until_s = 0.0
+        self._ticked_s = clock()
+        self._decide_now: Decide = Planner().plan
+        self._empty = asyncio.Event()
+        self._aside: dict[Hashable, Observation] = {}
+        """Observations that could not be folded, by `key_of`: folded after RETRY_S_MAX or when a quarantine ends."""
+        self._unstopped: dict[ReplicaId, StopReplica] = {}
+        """Stops that the driver failed to begin."""
+        self._again_s = 0.0
+        """When both are tried again by time."""
+        self._unfolded_s = -math.inf
+        """When an observation last could not be folded for a reason that no Model explains."""
+        self._retry_s = 0.0
+        """Nothing is decided before: the last decision failed, and no Model explains why."""
+        self._failures = 0
+        self._troubles: dict[str, str] = {}
+        """By what failed: exceptions that no Model explains."""
+
+    def now_s(self) -> float:
+        """By its clock."""
+        return self._clock()
+
+    def observe(self, batch: Sequence[Observation]) -> None:
+        """Takes what happened, in order; it is folded in this turn of the event loop or the next."""
+        if self._received_s is None:
+            self._received_s = self._clock()
+        self._inbox.put(batch)
+        self._wake.set()
+
+    def note(self, batch: Sequence[Observation]) -> None:
+        """Takes what can wait: it is folded with the next step, TICK_S_MAX from now at the latest."""
+        self._inbox.put(batch)
+
+    def tried(self, names: Iterable[ModelName]) -> tuple[World, float]:
+        """The World as it is, with what is in the way of a start of these, and the time; nothing comes of the look."""
+        now_s = self._clock()
+        world, _ = fold(self.world, self._obstacles(names), now_s)
+        return world, now_s
+
+    async def run(self) -> None:
+        """Observes the driver and decides, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._driver.run(self.observe))
+            tasks.create_task(self._decide())
+
+    async def wind_down(self, grace_s: float) -> None:
+        """Stops every Replica and returns when nothing is left; `run` goes on meanwhile and decides nothing else."""
+
+        def decide(world: World, now_s: float) -> Plan:
+            del now_s
+            return wind_down(world, grace_s)
+
+        self._decide_now = decide
+        self._wake.set()
+        while self.world.replicas or not self.world.synced:  # before it is synced it knows of none
+            self._empty.clear()
+            await self._empty.wait()
+
+    async def _decide(self) -> None:
+        while True:
+            due_s = self._ticked_s + TICK_S_MAX
+            if self.plan.next_s is not None:
+                due_s = min(due_s, self.plan.next_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, due_s - self._clock())):
+                    await self._wake.wait()
+            if self._clock() >= due_s:
+                self._ticked_s = self._clock()
+                self.observe((Tick(),))
+            rest_s = self._rest_until_s - self._clock()
+            if rest_s > 0:
+                await asyncio.sleep(rest_s)
+            self._wake.clear()
+            self.step()
+
+    def step(self) -> None:
+        """One decision over everything in the inbox; synchronous, so that nothing changes while it is taken."""
+        started_s = self._clock()
+        before, received_s = self.world, started_s if self._received_s is None else self._received_s
+        self._received_s = None
+        batch, merged = self._inbox.take()
+        for one in batch:
+            if isinstance(one, FaultSeen) and not one.model:
+                self.trouble(one.part, one.reason)
+            elif isinstance(one, FaultSeen) and one.model not in quarantined(self.world):
+                report_fault(one.model, "driver", one.reason)
+            elif isinstance(one, LeadingSeen | FollowingSeen):  # of another leadership
+                self._aside.clear()
+                self._unstopped.clear()
+        transitions = self._fold([*self._again(started_s), *batch], started_s)
+        if self._aside and quarantined(before) - quarantined(self.world):
+            self._again_s = started_s  # a quarantine is over
+            transitions += self._fold(self._again(started_s), started_s)
+        actions: list[Action] = []
+        asked: set[ModelName] = set()
+        leads = self._writes_s() > 0.0
+        decides = leads and self._in_touch() and started_s >= self._retry_s
+        self.plan = replace(self.plan, actions=(), tries=()) if leads and started_s < self._retry_s else Plan()
+        for _ in range(ROUNDS_MAX if decides else 0):
+            transitions += self._plan(started_s, asked)
+            for action in self.plan.actions:
+                acted = self._act(action, started_s)
+                if acted is not None:
+                    actions.append(action)
+                    transitions += acted
+            if not self.plan.actions or _only_ordered(self.plan):
+                break  # nothing else comes of orders before it is observed, and each waits to be sent
+        acted_s = self._clock()
+        granted = self._divided(started_s) if leads else None
+        if granted is not None:
+            transitions += self._fold((granted,), started_s)
+        done = Step(before, self.world, self.plan, tuple(actions), transitions, received_s, started_s, acted_s, merged)
+        for listener in self.listeners:
+            self._tell(listener, done)
+        if self.world.synced and not self.world.replicas:
+            self._empty.set()
+        now_s = self._clock()
+        self._rest_until_s = now_s + (now_s - started_s)
+
+    def _plan(self, now_s: float, asked: set[ModelName]) -> tuple[Transition, ...]:
+        """A Plan that tries nothing which surely fails. Each Model is asked about once in a step, so this ends.
+
+        That an obstacle is gone is for a later look to say: more may have to be learnt of what has come.
+        """
+        transitions: tuple[Transition, ...] = ()
+        faults = len(self.world.faults)
+        while True:
+            done = attempt(lambda: self.contained("plan", lambda world: self._decide_now(masked(world), now_s)))
+            if isinstance(done, Failure):
+                if len(self.world.faults) > faults:
+                    self._failures = 0  # fewer Models are in the way the next time
+                self._degrade("plan", done.error, now_s)
+                self.plan = replace(self.plan, actions=(), tries=(), next_s=self._retry_s)
+                return transitions
+            self.plan = done
+            looks = [name for name in self.plan.tries if name not in asked]
+            asked.update(looks)
+            found = self._obstacles(looks)
+            if not found:
+                self._failures = 0
+                for what in ("plan", "order") if self._troubles else ():
+                    self.trouble(what, "")
+                return transitions
+            transitions += self._fold(found, now_s)
+
+    def _obstacles(self, names: Iterable[ModelName]) -> list[StartSeen]:
+        found: list[StartSeen] = []
+        for name in names:
+            obstacle = attempt(partial(self._driver.obstacle, self.world.models[name]))
+            if isinstance(obstacle, Failure):
+                self.fault(name, "driver", obstacle.error)
+                obstacle = f"the driver failed: {described(obstacle.error)}"
+            if obstacle:
+                found.append(StartSeen(model=name, obstacle=obstacle))
+        return found
+
+    def _fold(self, batch: Sequence[Observation], now_s: float) -> tuple[Transition, ...]:
+        done = attempt(lambda: fold(self.world, batch, now_s))
+        if not isinstance(done, Failure):
+            self.world, transitions = done
+            for one in batch if self._aside else ():
+                self._aside.pop(key_of(one), None)
+            if self._troubles and now_s >= self._unfolded_s + RETRY_S_MAX:
+                self.trouble("fold", "")
+            return transitions
+        apart = fold_apart(self.world, batch, now_s)
+        self.world = apart.world
+        for name, error in apart.faults:
+            report_fault(name, "fold", described(error))
+        if apart.error is not None:
+            self.trouble("fold", described(apart.error))
+            self._unfolded_s = now_s
+        for one in apart.folded:
+            self._aside.pop(key_of(one), None)
+        self._aside |= {key_of(one): one for one in apart.aside}
+        self._again_s = now_s + RETRY_S_MAX
+        return apart.transitions
+
+    def _divided(self, now_s: float) -> Granted | None:
+        """See `shares`; a Model that makes it raise keeps the holds that it has."""
+        done = attempt(lambda: slots.divide(self.world, now_s))
+        if not isinstance(done, Failure):
+            if self._troubles:
+                self.trouble("shares", "")
+            return done
+
+        def some(out: Iterable[ModelName]) -> Granted | None:
+            return slots.divide(replace(self.world, undivided=self.world.undivided.difference(out)), now_s)
+
+        found = culprits(suspected(self.world.undivided, done.error), lambda out: succeeds(lambda: some(out)))
+        for name in found:
+            self.fault(name, "shares", done.error)
+        if not found:
+            self.trouble("shares", described(done.error))
+        again = attempt(lambda: some(found)) if found else None
+        return None if isinstance(again, Failure) else again
+
+    # --- faults -------------------------------------------------------------------------------------------------------
+
+    def contained(self, what: str, compute: Callable[[World], T]) -> T:
+        """`compute` of the World. A Model that makes it raise is quarantined, and it is computed again.
+
+        `compute` is pure and works when its World has a quarantined Model. Raises its exception if no Model explains
+        that.
+        """
+        while True:
+            done = attempt(lambda: compute(self.world))
+            if not isinstance(done, Failure):
+                return done
+            names = {*self.world.models, *self.world.by_model} - quarantined(self.world)
+            found = culprits(
+                suspected(names, done.error), lambda out: succeeds(lambda: compute(supposing(self.world, out)))
+            )
+            for name in found:
+                self.fault(name, what, done.error)
+            if len(found) in {0, CULPRITS_MAX}:  # there may be more, which are sought the next time
+                raise done.error
+
+    def fault(self, name: ModelName, what: str, error: Exception) -> None:
+        """An exception that a Model caused: it is quarantined at once."""
+        if name not in quarantined(self.world):
+            reason = described(error)
+            report_fault(name, what, reason)
+            done = attempt(lambda: fold(self.world, (FaultSeen(model=name, reason=reason),), self._clock()))
+            if isinstance(done, Failure):  # of another Model, as time passes; the next step folds for each
+                self.observe((FaultSeen(model=name, reason=reason),))
+            else:
+                self.world, _ = done
+            self._wake.set()
+
+    def trouble(self, what: str, reason: str) -> None:
+        """An exception that no Model explains, in one line; empty: what failed before works again."""
+        if reason == self._troubles.get(what, ""):
+            return
+        if reason:
+            report_fault(None, what, reason)
+            self._troubles[what] = reason
+        else:
+            del self._troubles[what]
+        told = "; ".join(f"{one}: {self._troubles[one]}" for one in sorted(self._troubles))
+        self.world = replace(self.world, degraded=told)
+
+    def _degrade(self, what: str, error: Exception, now_s: float) -> None:
+        """Nothing is decided for a while."""
+        self.trouble(what, described(error))
+        self._retry_s = now_s + min(2.0**self._failures, RETRY_S_MAX)
+        self._failures = min(self._failures + 1, 16)
+
+    def _again(self, now_s: float) -> list[Observation]:
+        """What could not be folded before; it, and stops that failed, are tried again when they are due."""
+        if now_s < self._again_s or not (self._aside or self._unstopped):
+            return []
+        again, self._aside = list(self._aside.values()), {}
+        stops, self._unstopped = self._unstopped, {}
+        for action in stops.values():
+            if action.replica in self.world.replicas:
+                self._try(action, now_s)
+        return again
+
+    def _tell(self, listener: Listener, step: Step) -> None:
+        """A listener that fails is called again with the next step."""
+        done = attempt(lambda: listener(step))
+        if isinstance(done, Failure) or self._troubles:
+            name = getattr(listener, "__qualname__", type(listener).__name__)
+            self.trouble(name, described(done.error) if isinstance(done, Failure) else "")
+
+    # --- Actions ------------------------------------------------------------------------------------------------------
+
+    def _act(self, action: Action, now_s: float) -> tuple[Transition, ...] | None:
+        """Folds it, then performs it. None: nothing was done, since its Model is quarantined or the fold raised."""
+        if isinstance(action, StartReplica) and action.replica.model in quarantined(self.world):
+            return None
+        done = attempt(lambda: fold(self.world, (Acted(action=action),), now_s))
+        if isinstance(done, Failure):
+            self._blame(action, done.error, now_s)
+            return None
+        self.world, transitions = done
+        return transitions + self._try(action, now_s)
+
+    def _try(self, action: Action, now_s: float) -> tuple[Transition, ...]:
+        """Performs it. A start that raises has failed; a stop that raises is tried again."""
+        done = attempt(lambda: self._perform(action))
+        if not isinstance(done, Failure):
+            return ()
+        why = described(done.error)
+        match action:
+            case StartReplica():
+                self._blame(action, done.error, now_s)
+                return self._fold((Acted(action=FailReplica(replica=action.replica.id, reason=why)),), now_s)
+            case StopReplica():
+                self._blame(action, done.error, now_s)
+                self._unstopped[action.replica], self._again_s = action, now_s + RETRY_S_MAX
+            case AcquireLease():
+                report_fault(None, "capacity", why)
+                self.observe((LeaseRefused(id=action.order.id, reason=why),))
+            case CutNode():
+                report_fault(None, "cut", why)
+                self.observe((CutRefused(node=action.order.node, reason=why),))
+            case _:
+                self._degrade("order", done.error, now_s)
+        return ()
+
+    def _blame(self, action: Action, error: Exception, now_s: float) -> None:
+        name = model_of(self.world, action)
+        if name is None:
+            self._degrade("order", error, now_s)
+        else:
+            self.fault(name, "order", error)
+
+    def _perform(self, action: Action) -> None:
+        """The driver returns at once; what came of it is observed."""
+        if isinstance(action, StartReplica):
+            self._driver.start(action.replica, self.world.models[action.replica.model])
+        elif isinstance(action, StopReplica):
+            self._driver.stop(self.world.replicas[action.replica], action.grace_s)
+        elif isinstance(action, CutNode):
+            self._cut(action)
+        elif isinstance(action, AcquireLease):
+            self._acquire(action)
+        elif isinstance(action, ReleaseLease) and self._supplier is not None:
+            self._supplier.release(action.order)
+
+    def _cut(self, action: CutNode) -> None:
+        if self._cutter is None:
+            self.observe((CutRefused(node=action.order.node, reason="nobody here can have it cut anew"),))
+        else:
+            self._cutter.cut(action.order)
+
+    def _acquire(self, action: AcquireLease) -> None:
+        if self._supplier is None:
+            self.observe((LeaseRefused(id=action.order.id, reason="nobody here can order it"),))
+        else:
+            self._supplier.acquire(action.order)
+
+
+def _only_ordered(plan: Plan) -> bool:
+    """Capacity is ordered, all that is lacking, and nothing else is done."""
+    return len(plan.actions) < ORDERS_MAX and all(isinstance(one, AcquireLease) for one in plan.actions)

@@ -1,0 +1,103 @@
+"""Waits, for the driver of a cluster, until the agent of a node says that a Replica's weights are there. Async, no I/O.
+
+Owns who waits. What agents are told to bring, and what they say, is `autoscaler.weights.wanted`'s to read from the
+World; it looks at each step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+
+from autoscaler.agent_contract import OWN, Laid
+from autoscaler.contract import ReplicaId
+from autoscaler.controller.loop import Step
+from autoscaler.spec.model import Model
+from autoscaler.state.world import Replica, World
+from autoscaler.weights import mounts
+from autoscaler.weights.desired import lying
+from autoscaler.weights.mounts import ClusterFacts
+from autoscaler.weights.wanted import Coming, Failed, found, nowhere, parts, standing
+
+HOW = "it is not known how pods can see them: the API server does not say its version and our rights"
+LOOK_S_MAX = 30.0
+"""For that: who has just begun to lead asks again after 5 s."""
+
+
+class NotBroughtError(Exception):
+    """The weights did not come; `str()` says why, for people."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    replica: Replica
+    model: Model
+    told: Callable[[str], None]
+    since_s: float
+    laid: asyncio.Future[Laid]
+    said: str = ""
+
+
+class NodeSupply:
+    """As `autoscaler.drivers.driver.NodeSupply`, and a listener of the loop."""
+
+    def __init__(self, world: Callable[[], World], clock: Callable[[], float]) -> None:
+        self._world = world
+        self._clock = clock
+        self._waiting: dict[ReplicaId, _Waiting] = {}
+
+    def __call__(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Awaitable[Laid] | None:
+        """As NodeSupply."""
+        return self._laid(replica, model, told) if self.brings(model) else None
+
+    def brings(self, model: Model) -> Collection[str]:
+        """As NodeSupply."""
+        return parts(model).keys()
+
+    def obstacle(self, model: Model) -> str:
+        """As NodeSupply."""
+        world, wishes = self._world(), parts(model)
+        if wishes and model.spec.gpu.count == 0:
+            return nowhere(model)
+        of = {OWN: ("its weights", lying(model))} | {
+            name: (f"the weights of its adapter {name}", wish.artifact) for name, wish in wishes.items() if name != OWN
+        }
+        why = (
+            mounts.obstacle(artifact, world.settings, world.mounting, what, found(world, model, name))
+            for name, (what, artifact) in of.items()
+        )
+        return next(filter(None, why), "")
+
+    def mounting(self) -> ClusterFacts:
+        """As NodeSupply."""
+        return self._world().mounting or ClusterFacts()
+
+    async def _laid(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Laid:
+        now_s = self._clock()
+        one = _Waiting(replica, model, told, now_s, asyncio.get_running_loop().create_future())
+        self._waiting[replica.id] = one
+        try:
+            self._look(one, self._world(), now_s)
+            return await one.laid
+        finally:
+            del self._waiting[replica.id]
+
+    def on_step(self, step: Step) -> None:
+        """Something was said, or time passed."""
+        for one in list(self._waiting.values()):
+            self._look(one, step.after, step.acted_s)
+
+    def _look(self, one: _Waiting, world: World, now_s: float) -> None:
+        if one.laid.done():
+            return
+        found = standing(world, one.replica, one.model, one.since_s, now_s)
+        if isinstance(found, Laid) and world.mounting is None:
+            found = Coming(HOW) if now_s < one.since_s + LOOK_S_MAX else Failed(HOW)
+        if isinstance(found, Failed):
+            one.laid.set_exception(NotBroughtError(found.reason))
+        elif not isinstance(found, Coming):
+            one.laid.set_result(found)
+        elif found.words != one.said:
+            one.said = found.words
+            one.told(found.words)

@@ -1,0 +1,91 @@
+"""Windows of `replicas.schedule`: how many Replicas a Model keeps now, and how long ahead room is taken for them. Pure.
+
+Owns when a window counts. It begins to as long before it as what it needs takes: the slowest Offer that could bring it,
+an hour where nobody can say (a queue), and a start; so what is reserved or queued is ordered ahead, and the ledger has
+until the window begins as its deadline. It stops counting before its end, so that Calls finish by then. Without a clock
+that tells the time of day no window counts.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+from autoscaler.capacity.lead_times import NO_LEARNT, expected
+from autoscaler.queries.sizing import spare_bytes
+from autoscaler.spec import cron
+from autoscaler.spec.model import Model, ReplicaWindow
+from autoscaler.state.lanes import Kind
+from autoscaler.state.world import World
+from autoscaler.text import seconds
+
+AHEAD_S = (60.0, 3600.0)
+"""A window counts so long before it begins, at least and at most."""
+LOOK_S = 60.0
+"""So often windows are looked at anew: offers, and the clock, change."""
+STARTS = 2.0
+"""A start is taken to last so many times the median of those remembered."""
+END_PART = 0.25
+"""No more of a window than this is for Calls to finish."""
+
+
+class Floor(NamedTuple):
+    """How many Replicas a Model keeps whoever calls."""
+
+    least: int
+    reason: str
+    begins_s: float = inf
+    """When the window begins for which that is so, where it has not yet; infinite: it has, or there is none."""
+    next_s: float | None = None
+    """When time alone changes that."""
+    now: int = 0
+    """How many it keeps without the window that has not begun."""
+
+
+def floor(world: World, model: Model, now_s: float) -> Floor:
+    """`replicas.min`, or what its windows ask for now if that is more."""
+    of = model.spec.replicas
+    found = Floor(of.min, f"replicas.min is {of.min}", now=of.min)
+    if not of.schedule:
+        return found
+    if world.unix_offset_s is None:
+        return found._replace(next_s=now_s + LOOK_S)
+    offset_s, next_s = world.unix_offset_s, inf
+    lead = _lead_s(world, model)
+    for one in of.schedule:
+        drain_s = min(model.spec.drain_seconds_max, one.seconds * END_PART)
+        begins = cron.begins(one.cron, one.time_zone, now_s + offset_s - one.seconds, now_s + offset_s + 2 * AHEAD_S[1])
+        for unix_s in begins:
+            begins_s = unix_s - offset_s
+            from_s, until_s = begins_s - lead, begins_s + one.seconds - drain_s
+            next_s = min((at_s for at_s in (next_s, from_s, begins_s, until_s) if at_s > now_s), default=inf)
+            if from_s <= now_s < until_s and (one.min, -begins_s) > (found.least, -found.begins_s):
+                found = Floor(
+                    one.min, _says(one, begins_s, now_s), begins_s if begins_s > now_s else inf, now=found.now
+                )
+            if begins_s <= now_s < until_s:
+                found = found._replace(now=max(found.now, one.min))
+    return found._replace(next_s=min(next_s, now_s + LOOK_S))
+
+
+def _says(one: ReplicaWindow, begins_s: float, now_s: float) -> str:
+    when = f", which begins in {seconds(begins_s - now_s)}" if begins_s > now_s else ""
+    return f"replicas.schedule keeps {one.min} in the window of `{one.cron}` ({one.time_zone}){when}"
+
+
+def _lead_s(world: World, model: Model) -> float:
+    """So long before a window what it needs is asked for. What it could not use does not count: a start too early is
+    paid for.
+    """
+    capacity = world.capacity
+    history = world.histories.get(model.name)
+    starts = sorted(() if history is None else history.starts_s)
+    takes, least_bytes = Kind(products=model.spec.gpu.models), model.memory_bytes - spare_bytes(model)
+    brings = (
+        expected(offer, capacity.learnt.get(offer.kind, NO_LEARNT)).p95_s
+        for offers in capacity.offers.values()
+        for offer in offers
+        if takes.rank(offer.product) is not None and least_bytes <= offer.memory_bytes // offer.parts
+    )
+    takes_s = max(brings, default=0.0) + STARTS * (starts[len(starts) // 2] if starts else AHEAD_S[0])
+    return min(max(takes_s, AHEAD_S[0]), AHEAD_S[1])

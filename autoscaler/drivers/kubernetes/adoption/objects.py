@@ -1,0 +1,366 @@
+"""What is seen of Deployments and StatefulSets, their pods, and who else scales them: as little as is needed. Pure.
+
+Owns the reading of these objects. Of a workload: its annotations that mean something here, its scale, and whose that
+is. Of a pod: where it answers, which comes from its own template (a rollout may change it), and what became of its
+container. A pod that another kind of owner controls is none of the workload's, whatever its labels say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from autoscaler.drivers.kubernetes.objects.pod import waiting
+from autoscaler.drivers.kubernetes.objects.start_timing import READY_TO_START
+from autoscaler.kubernetes.api import Object
+from autoscaler.kubernetes.constants import CRASHES, ENDED, TEMPLATE_HASH, WRITER
+from autoscaler.kubernetes.resources.conditions import Said
+from autoscaler.spec.pod import OURS
+from autoscaler.spec.quantity import whole_number
+
+Kind = Literal["Deployment", "StatefulSet"]
+LINGO = "lingo.substratus.ai/"
+REPLICA, INTENT = OURS + "replica", OURS + "intent"
+"""On a pod: which Replica it is, and by which decision."""
+COST, GOES_FIRST = "controller.kubernetes.io/pod-deletion-cost", "-1000"
+CONTROLLERS: dict[Kind, str] = {"Deployment": "ReplicaSet", "StatefulSet": "StatefulSet"}
+"""What makes the pods of each."""
+SHOWN = OURS + "Adopted"
+"""The type of our condition on a workload."""
+PORT_DEFAULT = 8080
+"""Where neither an annotation nor the container says."""
+
+
+class WorkloadKey(NamedTuple):
+    """Which workload."""
+
+    kind: Kind
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+class Shown(NamedTuple):
+    """Our condition, as it stands on a workload."""
+
+    said: Said
+    since: str
+    """When its status became so, as the API server has times."""
+
+
+class Left(NamedTuple):
+    """What is kept of a workload that is not annotated any more and still has our condition."""
+
+    key: WorkloadKey
+    uid: str
+    version: int
+    shown: Shown
+
+
+class WorkloadSeen(NamedTuple):
+    """What is kept of a Deployment or StatefulSet that is annotated."""
+
+    key: WorkloadKey
+    uid: str
+    version: int
+    """Its resourceVersion: they rise."""
+    named_unix_s: int
+    """When it was annotated; 0: nobody tells."""
+    notes: tuple[tuple[str, str], ...]
+    """Its annotations of both domains, in order."""
+    selector: str
+    container: str
+    """The one that serves."""
+    replicas: int
+    ours: bool
+    """Its scale is as we wrote it."""
+    scaled_by: str
+    """Whose field its scale is, where it is not ours; empty: nobody's (a merge patch to 0 leaves it so)."""
+    scaled_unix_s: float | None
+    since_adopted: bool
+    """By its scale subresource, as `kubectl scale` does, and after it was annotated; else it came to us so."""
+    trouble: str
+    """Why no pod can be made, as its controller says."""
+    shown: Shown | None = None
+    template: str = ""
+    """A hash of its pod template."""
+
+
+class ScalerSeen(NamedTuple):
+    """Another autoscaler and what it scales."""
+
+    target: WorkloadKey
+    title: str
+
+
+class PodSeen(NamedTuple):
+    """What is kept of a pod of a workload."""
+
+    name: str
+    uid: str
+    rank: int
+    """Its ordinal in a StatefulSet."""
+    replica: str
+    intent: str
+    goes_first: bool
+    created: str
+    ip: str
+    port: int
+    probe_port: int
+    path: str | None
+    """GET on it says whether it is ready; None: that it listens says so."""
+    kubelet_decides: bool
+    """Only its kubelet can probe it, or the probe has rules that only a kubelet keeps."""
+    held: bool
+    """It is not ready for its kubelet, whatever the probe answers: the startup probe has not succeeded, another
+    container is not ready, or a readiness gate is closed.
+    """
+    ready: bool
+    started_unix_s: float | None
+    ended: str
+    """How its container ended; empty while it runs, waits, or is started again for the first time."""
+    over: bool
+    """The pod has ended for good, and only its object is left."""
+    waits: str
+    """Why no container runs; empty where one does."""
+    leaving: bool
+    bound: bool = False
+    """It has a node."""
+    prepared: bool = False
+    """All of it is there but its image and its container."""
+    patience_s: float | None = None
+    """How long what it waits for may last; None: no limit."""
+    template: str = ""
+    """Which of a Deployment's templates it was made of; empty of a StatefulSet, which replaces in place."""
+    finalizers: tuple[str, ...] = ()
+    """What keeps its object after its deletion."""
+
+
+# --- workloads --------------------------------------------------------------------------------------------------------
+
+
+def read_workload(kind: Kind, found: Object) -> WorkloadSeen | Left | None:
+    """None where it is not annotated and shows nothing of ours, or is being deleted."""
+    metadata, spec = found["metadata"], found["spec"]
+    annotations: dict[str, str] = metadata.get("annotations") or {}
+    notes = tuple(sorted((key, value) for key, value in annotations.items() if key.startswith((OURS, LINGO))))
+    if "deletionTimestamp" in metadata:
+        return None
+    key, shown = WorkloadKey(kind, metadata["namespace"], metadata["name"]), _shown(found)
+    if not any(name in (OURS + "models", LINGO + "models") for name, _ in notes):
+        return None if shown is None else Left(key, metadata["uid"], int(metadata["resourceVersion"]), shown)
+    managed = metadata.get("managedFields") or []
+    annotated = _annotated(managed)
+    ours, owner = _scaled_by(managed)
+    containers = spec["template"]["spec"]["containers"]
+    failure = [c for c in found.get("status", {}).get("conditions") or [] if _is(c, "ReplicaFailure")]
+    return WorkloadSeen(
+        key=key,
+        uid=metadata["uid"],
+        version=int(metadata["resourceVersion"]),
+        named_unix_s=int(_unix_s(annotated)) if annotated else 0,
+        notes=notes,
+        selector=_selector(spec["selector"]),
+        container=_serving(containers, whole_number(annotations.get(OURS + "port")))["name"],
+        replicas=spec.get("replicas", 0),
+        ours=ours,
+        scaled_by=owner["manager"] if owner is not None else "",
+        scaled_unix_s=_unix_s(owner["time"]) if owner is not None and "time" in owner else None,
+        since_adopted=owner is not None
+        and owner.get("subresource") == "scale"
+        and str(owner.get("time", "")) > annotated,
+        trouble=failure[0].get("message", "") if failure else "",
+        shown=shown,
+        template=hashlib.blake2s(msgspec.json.encode(spec["template"], order="deterministic")).hexdigest()[:16],
+    )
+
+
+def _shown(found: Object) -> Shown | None:
+    for one in found.get("status", {}).get("conditions") or []:
+        if one["type"] == SHOWN:
+            said = Said(SHOWN, one["status"], one.get("reason", ""), one.get("message", ""))
+            return Shown(said, one.get("lastTransitionTime") or "")
+    return None
+
+
+def _scaled_by(managed: list[dict[str, Any]]) -> tuple[bool, dict[str, Any] | None]:
+    """(whether spec.replicas is ours, else the newest entry of managedFields that has it)."""
+    owners = [one for one in managed if "f:replicas" in one.get("fieldsV1", {}).get("f:spec", {})]
+    if any((one["manager"], one.get("subresource")) == (WRITER, "scale") for one in owners):
+        return True, None
+    return False, max(owners, key=lambda one: str(one.get("time", "")), default=None)
+
+
+def _annotated(managed: list[dict[str, Any]]) -> str:
+    """When somebody last wrote what we serve it as; empty where nobody tells."""
+    writers = [
+        str(one.get("time", ""))
+        for one in managed
+        for key in one.get("fieldsV1", {}).get("f:metadata", {}).get("f:annotations", {})
+        if key in ("f:" + OURS + "models", "f:" + LINGO + "models")
+    ]
+    return max(writers, default="")
+
+
+def _selector(selector: dict[str, Any]) -> str:
+    """As a query has it."""
+    words = [f"{key}={value}" for key, value in sorted((selector.get("matchLabels") or {}).items())]
+    for one in selector.get("matchExpressions") or []:
+        key, values = one["key"], ",".join(one.get("values") or [])
+        words.append({
+            "In": f"{key} in ({values})", "NotIn": f"{key} notin ({values})", "Exists": key, "DoesNotExist": f"!{key}",
+        }[one["operator"]])  # fmt: skip
+    return ",".join(words)
+
+
+def read_scaler(kind: str, found: Object) -> ScalerSeen | None:
+    """A HorizontalPodAutoscaler or ScaledObject; None where it scales something else than we would."""
+    target = found["spec"].get("scaleTargetRef") or {}
+    scaled: str = target.get("kind", "Deployment")
+    metadata = found["metadata"]
+    for known in CONTROLLERS:
+        if scaled == known:
+            key = WorkloadKey(known, metadata["namespace"], str(target.get("name", "")))
+            return ScalerSeen(key, f"{kind} {metadata['name']}")
+    return None
+
+
+# --- pods -------------------------------------------------------------------------------------------------------------
+
+
+def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None = None) -> PodSeen | None:
+    """None of one that something else controls: selectors of two workloads may both take it."""
+    metadata, status = found["metadata"], found.get("status", {})
+    owners = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
+    if not owners or (owners[0]["kind"], owners[0]["name"]) != (CONTROLLERS[key.kind], _controller(key, metadata)):
+        return None
+    containers = found["spec"]["containers"]
+    serving = next((one for one in containers if one["name"] == container), _serving(containers, port))
+    listens = port or _port(serving)
+    probe_port, path, kubelet_decides = _readiness(serving, listens)
+    states = {one["name"]: one for one in status.get("containerStatuses") or []}
+    now = states.get(serving["name"], {})
+    running = now.get("state", {}).get("running")
+    annotations: dict[str, str] = metadata.get("annotations") or {}
+    ended, over = _ended(status, now)
+    waits, patience_s = ("", None) if running is not None else waiting(found, now.get("state", {}))
+    return PodSeen(
+        name=metadata["name"], uid=metadata["uid"], rank=_rank(key.kind, metadata["name"]),
+        replica=annotations.get(REPLICA, ""), intent=annotations.get(INTENT, ""),
+        goes_first=annotations.get(COST) == GOES_FIRST, created=metadata["creationTimestamp"],
+        ip=status.get("podIP", ""), port=listens, probe_port=probe_port, path=path, kubelet_decides=kubelet_decides,
+        held=_held(found["spec"], serving, status),
+        ready=any(_is(one, "Ready") for one in status.get("conditions") or []),
+        started_unix_s=_unix_s(running["startedAt"]) if running is not None and running.get("startedAt") else None,
+        ended=ended, over=over, waits=waits, patience_s=patience_s,
+        leaving="deletionTimestamp" in metadata, bound=bool(found["spec"].get("nodeName")),
+        prepared=any(_is(one, READY_TO_START) for one in status.get("conditions") or []),
+        template=(metadata.get("labels") or {}).get(TEMPLATE_HASH, ""),
+        finalizers=tuple(map(str, metadata.get("finalizers") or ())),
+    )  # fmt: skip
+
+
+def _controller(key: WorkloadKey, metadata: dict[str, Any]) -> str:
+    """The name of what makes the workload's pods with this template: a ReplicaSet has its hash in its name."""
+    hash = (metadata.get("labels") or {}).get(TEMPLATE_HASH, "")
+    return key.name if key.kind == "StatefulSet" else f"{key.name}-{hash}"
+
+
+def _serving(containers: list[dict[str, Any]], port: int | None = None) -> dict[str, Any]:
+    """The container with the port, else with a port named http, else the first with any port, else the first."""
+    given = [one for one in containers if any(has["containerPort"] == port for has in one.get("ports") or [])]
+    if given:
+        return given[0]
+    named = [one for one in containers if any(port.get("name") == "http" for port in one.get("ports") or [])]
+    return (named or [one for one in containers if one.get("ports")] or containers)[0]
+
+
+def _port(container: dict[str, Any]) -> int:
+    ports = container.get("ports") or []
+    named = [port for port in ports if port.get("name") == "http"]
+    return next((int(port["containerPort"]) for port in (named or ports)), PORT_DEFAULT)
+
+
+def _readiness(container: dict[str, Any], port: int) -> tuple[int, str | None, bool]:
+    """(port to probe, path to GET, whether the kubelet decides)."""
+    probe = container.get("readinessProbe")
+    if probe is None:
+        return port, None, False
+    if probe.get("initialDelaySeconds", 0) > 0 or probe.get("successThreshold", 1) > 1:
+        return port, None, True
+    if "tcpSocket" in probe:
+        number = _number(container, probe["tcpSocket"]["port"])
+        return number or port, None, number is None or bool(probe["tcpSocket"].get("host"))
+    get = probe.get("httpGet")
+    if get is None or get.get("scheme", "HTTP") != "HTTP" or get.get("host") or get.get("httpHeaders"):
+        return port, None, True
+    number = _number(container, get["port"])
+    return number or port, get.get("path") or "/", number is None
+
+
+def _held(spec: dict[str, Any], serving: dict[str, Any], status: dict[str, Any]) -> bool:
+    """See PodSeen. As a kubelet computes the condition Ready, but for the readiness probe of the container that serves:
+    https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-readiness-gate
+    """
+    statuses = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
+    of = {one["name"]: one for one in statuses}
+    sidecars = [one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"]
+    others = [one["name"] for one in (*spec["containers"], *sidecars) if one["name"] != serving["name"]]
+    starts = "startupProbe" in serving and not of.get(serving["name"], {}).get("started")
+    true = {one["type"] for one in status.get("conditions") or () if one["status"] == "True"}
+    closed = any(gate["conditionType"] not in true for gate in spec.get("readinessGates") or ())
+    return starts or closed or not all(of.get(name, {}).get("ready") for name in others)
+
+
+def _number(container: dict[str, Any], port: int | str) -> int | None:
+    """Ports may be named. None: no port has that name, so the kubelet never sees the container ready."""
+    if isinstance(port, int):
+        return port
+    named = {one.get("name"): int(one["containerPort"]) for one in container.get("ports") or []}
+    return named.get(port)
+
+
+def _rank(kind: Kind, name: str) -> int:
+    ordinal = name.rpartition("-")[2]
+    return int(ordinal) if kind == "StatefulSet" and ordinal.isdecimal() else 0
+
+
+def _ended(status: dict[str, Any], container: dict[str, Any]) -> tuple[str, bool]:
+    """(how its container ended, whether that is for good). A kubelet starts it again, at first at once."""
+    state = container.get("state", {})
+    if status.get("phase") in ENDED:
+        said = _how(state.get("terminated")) or ": ".join(_both(status)) or "was ended by the node"
+        return said, True
+    if state.get("waiting", {}).get("reason") == CRASHES:
+        return _how(container.get("lastState", {}).get("terminated")) or CRASHES, False
+    return _how(state.get("terminated")), False
+
+
+def _how(over: dict[str, Any] | None) -> str:
+    if over is None:
+        return ""
+    if over.get("reason") == "OOMKilled":
+        return "was killed for memory (OOMKilled)"
+    if over["exitCode"] == 137:
+        return "was killed by SIGKILL"
+    said = over.get("message", "")
+    return f"ended with status {over['exitCode']}" + (f": {said}" if said else "")
+
+
+def _both(said: dict[str, Any]) -> Iterator[str]:
+    """Reason and message, as far as there are any."""
+    return (said[key] for key in ("reason", "message") if said.get(key))
+
+
+def _is(condition: dict[str, Any], kind: str) -> bool:
+    return (condition["type"], condition["status"]) == (kind, "True")
+
+
+def _unix_s(written: str) -> float:
+    return datetime.fromisoformat(written).timestamp()

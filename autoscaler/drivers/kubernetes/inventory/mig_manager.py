@@ -1,0 +1,310 @@
+"""Has the GPUs of nodes cut anew by NVIDIA's mig-manager (GPU operator): told by a ConfigMap and a label. I/O.
+
+Owns our part of that ConfigMap (configurations that begin with `pilotlight-`; what else is in it stays), and on a Node
+the labels `nvidia.com/mig.config` and `.state` at the moment of an order, and the annotation `pilotlight.dev/cut`, by
+which any leader knows it. Decides nothing. Promises: an order is given in one write, only to a node that is as it was
+when that was decided, and on which, asked once more, no pod has a device; else it is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+from autoscaler.drivers.contained import begin
+from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.drivers.kubernetes.objects.node import NodeSeen
+from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.kubernetes.constants import NODES
+from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.queries.mig_status import PREFIX, configs_of
+from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE, STRATEGY, config_map, parted
+from autoscaler.slicing.mig_geometry import geometry_of
+from autoscaler.spec.settings import NodeKind, Settings, kind_of
+from autoscaler.spec.yaml import YamlError
+from autoscaler.spec.yaml import read as read_yaml
+from autoscaler.state.mig import FAILED, SUCCESS, CutOrder, CutRefused, Cuttable, CuttableSeen
+
+ANNOTATION = "pilotlight.dev/cut"
+WRITTEN = "pilotlight.dev/written"
+"""Of the ConfigMap: when something was last added, in Unix seconds."""
+FILE = "config.yaml"
+SETTLE_S = 120.0
+"""So long after a ConfigMap was written a kubelet may still show its pods what it was before."""
+KEPT_MAX = 60
+"""Configurations of ours that are kept in the ConfigMap; beyond, those that no node names go."""
+TRIES = 20
+"""Of a write that another overtook: kubelets write to nodes, too."""
+RIGHTS = "it takes the rights that the chart gives with `cutting.enabled`"
+
+_log = logging.getLogger(__name__)
+Observe = Callable[[tuple[CuttableSeen | CutRefused, ...]], None]
+
+
+class Noted(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands on a Node of the last order."""
+
+    config: str
+    cuts: tuple[tuple[str, ...], ...]
+    tries: int
+    asked_unix_s: float
+
+
+class Shown(NamedTuple):
+    """What is kept of a Node."""
+
+    seen: NodeSeen
+    note: str
+
+
+def _by_us(kind: NodeKind) -> bool:
+    """Whether mig-manager cuts such nodes. Of kind dra the driver cuts what is claimed."""
+    return kind.slicing is not None and kind.slicing.cut and kind.slicing.kind == "mig"
+
+
+class RefusedError(Exception):
+    """An order cannot be given now. `str()` says why, as the end of a sentence about its node."""
+
+
+class NodeCutter:
+    """`writes` is the Api whose writes end with our leadership, `reads` need not be."""
+
+    def __init__(
+        self,
+        writes: Api,
+        reads: Api,
+        observe: Observe,
+        settings: Callable[[], Settings],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        self._writes = writes
+        self._reads = reads
+        self._observe = observe
+        self._settings = settings
+        self._clock = clock
+        self._settle_s = settle_s
+        self._nodes = Watched(reads, NODES, read, self._changed)
+        self._wanted = asyncio.Event()
+        """Settings let us cut something."""
+        self._tasks = asyncio.TaskGroup()
+        self._orders = set[asyncio.Task[None]]()
+        self._told: tuple[Cuttable, ...] = ()
+        self._asked_s: dict[str, float] = {}
+        """By annotation: when that was, by our clock. Worked out once, so that it stays the same."""
+
+    async def run(self) -> None:
+        """Observes until cancelled; asks for nothing before Settings let us cut."""
+        self.look_again()
+        await self._wanted.wait()
+        async with self._tasks as tasks:
+            tasks.create_task(self._nodes.run())
+
+    def look_again(self) -> None:
+        """What the Settings say of nodes may have changed."""
+        if any(_by_us(kind) for kind in self._settings().nodes):
+            self._wanted.set()
+        self._tell()
+
+    async def follow(self) -> None:
+        """We lead no more: returns when no order is on its way."""
+        under_way = list(self._orders)
+        for order in under_way:
+            order.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    def cut(self, order: CutOrder) -> None:
+        """As `autoscaler.drivers.driver.Cutter`."""
+        task = begin(self._tasks, self._give(order), partial(self._failed, order.node))
+        self._orders.add(task)
+        task.add_done_callback(self._orders.discard)
+
+    # --- what is seen -------------------------------------------------------------------------------------------------
+
+    def _changed(self, changes: list[Change[Shown]]) -> None:
+        del changes
+        self._tell()
+
+    def _tell(self) -> None:
+        kinds = self._settings().nodes
+        found = [
+            self._cuttable(node, kind)
+            for node in self._nodes.items.values()
+            if (kind := kind_of(node.seen.labels, kinds)) is not None and _by_us(kind)
+        ]
+        told = tuple(sorted(found, key=lambda one: one.name))
+        if told != self._told:
+            self._told = told
+            self._observe((CuttableSeen(nodes=told),))
+
+    def _cuttable(self, node: Shown, kind: NodeKind) -> Cuttable:
+        seen, config = node.seen, node.seen.labels.get(CONFIG, "")
+        noted = noted_in(node)
+        order = None
+        if noted is not None and noted.config == config:
+            asked_s = self._asked_s.setdefault(node.note, noted.asked_unix_s + self._clock() - self._reads.unix_s())
+            order = CutOrder(
+                node=seen.name, config=config, cuts=noted.cuts, tries=noted.tries, asked_s=asked_s
+            )  # fmt: skip
+        return Cuttable(
+            name=seen.name, product=seen.labels.get(PRODUCT, kind.device.model), gpus=kind.device.count, config=config,
+            state=seen.labels.get(STATE, ""), strategy=seen.labels.get(STRATEGY, ""), usable=seen.usable,
+            labels=seen.labels, taints=seen.taints, order=order,
+        )  # fmt: skip
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    async def _give(self, order: CutOrder) -> None:
+        try:
+            await asyncio.sleep(await self._written(order))
+            await self._tell_node(order)
+        except RefusedError as error:
+            reason = str(error)
+        except ApiError as error:
+            reason = f"the API server refused: {error.reason}" + (f": {RIGHTS}" if error.status == 403 else "")
+        except (UnreachableError, FencedError):
+            reason = "the API server could not be asked"
+        else:
+            _log.info("a node is being cut anew node=%s config=%s try=%d", order.node, order.config, order.tries)
+            return
+        self._failed(order.node, reason)
+
+    def _failed(self, node: str, reason: str) -> None:
+        _log.warning("repartitioning failed node=%s reason=%s", node, reason)
+        self._observe((CutRefused(node=node, reason=reason),))
+
+    async def _written(self, order: CutOrder) -> float:
+        """Sees to it that the ConfigMap has what is ordered. Seconds until mig-manager surely reads it."""
+        place = self._settings().cutting
+        base = f"/api/v1/namespaces/{place.namespace}/configmaps"
+        wanted, wall_s = self._configurations(order), self._reads.unix_s()
+        for left in range(TRIES - 1, -1, -1):
+            try:
+                found = await self._reads.get(f"{base}/{place.config_map}")
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                made = config_map(place.config_map, place.namespace, {"version": "v1", "mig-configs": ALL_OFF | wanted})
+                made["metadata"]["annotations"] = {WRITTEN: f"{wall_s:.0f}"}
+                await self._writes.create(base, made)
+                return self._settle_s
+            there = _there(found)
+            if wanted.items() <= there["mig-configs"].items():
+                said = (found["metadata"].get("annotations") or {}).get(WRITTEN, "0")
+                written_s = float(said) if said.isdecimal() else wall_s  # somebody else wrote it: as if it were new
+                return min(max(0.0, written_s + self._settle_s - wall_s), self._settle_s)
+            after = there | {"mig-configs": self._pruned(there["mig-configs"]) | wanted}
+            change: Object = {
+                "metadata": {
+                    "resourceVersion": found["metadata"]["resourceVersion"], "annotations": {WRITTEN: f"{wall_s:.0f}"},
+                },
+                "data": {FILE: yaml.safe_dump(after, sort_keys=False)},
+            }  # fmt: skip
+            try:
+                await self._writes.patch(f"{base}/{place.config_map}", change)
+            except ApiError as error:
+                if error.reason != "Conflict" or not left:
+                    raise
+            else:
+                return self._settle_s
+        raise RefusedError("others write to its ConfigMap all the time")
+
+    def _configurations(self, order: CutOrder) -> dict[str, Any]:
+        """What is ordered, under each of its names: another try needs another."""
+        product = next((one.product for one in self._told if one.name == order.node), "")
+        geometry = geometry_of(product)
+        if geometry is None:
+            raise RefusedError(f"how {product or 'its GPU'} can be cut is not known")
+        return {
+            name: parted(name, geometry, dict(enumerate(order.cuts)))["mig-configs"][name]
+            for name in configs_of(order.cuts)
+        }
+
+    def _pruned(self, there: dict[str, Any]) -> dict[str, Any]:
+        """Without those of ours that no node names, where there are many."""
+        if sum(name.startswith(PREFIX) for name in there) <= KEPT_MAX:
+            return there
+        named = {node.seen.labels.get(CONFIG, "") for node in self._nodes.items.values()}
+        return {name: one for name, one in there.items() if name in named or not name.startswith(PREFIX)}
+
+    async def _tell_node(self, order: CutOrder) -> None:
+        """Writes the order on its node, if that is as it was thought to be, and idle."""
+        path = f"{NODES}/{order.node}"
+        for left in range(TRIES - 1, -1, -1):
+            found = await self._reads.get(path)
+            await self._check(order, found)
+            note = Noted(
+                config=order.config, cuts=order.cuts, tries=order.tries, asked_unix_s=self._reads.unix_s()
+            )  # fmt: skip
+            change: Object = {
+                "metadata": {
+                    "resourceVersion": found["metadata"]["resourceVersion"],
+                    "labels": {CONFIG: order.config, STATE: PENDING},
+                    "annotations": {ANNOTATION: msgspec.json.encode(note).decode()},
+                }
+            }
+            try:
+                await self._writes.patch(path, change)
+            except ApiError as error:
+                if error.reason != "Conflict" or not left:
+                    raise
+            else:
+                return
+
+    async def _check(self, order: CutOrder, found: Object) -> None:
+        """RefusedError where it must not be given."""
+        seen = nodes.read(found)
+        if seen.labels.get(CONFIG, "") != order.before:
+            raise RefusedError("somebody else has it cut")
+        if seen.labels.get(STATE, "") not in {SUCCESS, FAILED} or not seen.usable:
+            raise RefusedError("it is not ready for that")
+        query = {"fieldSelector": f"spec.nodeName={order.node},status.phase!=Succeeded,status.phase!=Failed"}
+        async for page in self._reads.pages("/api/v1/pods", query):
+            if page.unreadable:
+                raise RefusedError(f"pod {page.unreadable[0].namespace}/{page.unreadable[0].name} cannot be read")
+            for pod in page.items:
+                if nodes.read_other(pod) is not None:
+                    name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+                    raise RefusedError(f"pod {name} has a device of it")
+
+
+PENDING = "pending"
+"""As mig-manager says itself as soon as it begins: what it said of the cuts before is no answer to this order."""
+ALL_OFF = {"all-disabled": [{"devices": "all", "mig-enabled": False}]}
+"""What the GPU operator tells nodes by itself, so every such ConfigMap has it."""
+
+
+def read(node: Object) -> Shown:
+    """Of a Node."""
+    return Shown(nodes.read(node), (node["metadata"].get("annotations") or {}).get(ANNOTATION, ""))
+
+
+def noted_in(node: Shown) -> Noted | None:
+    """The last order of ours; None: there was none."""
+    if not node.note:
+        return None
+    try:
+        return msgspec.json.decode(node.note, type=Noted)
+    except (msgspec.DecodeError, RecursionError) as error:
+        _log.warning("annotation %s of node %s is not one of ours: %s", ANNOTATION, node.seen.name, error)
+        return None
+
+
+def _there(found: Object) -> dict[str, Any]:
+    """The configurations in a ConfigMap. RefusedError where it is something else."""
+    try:
+        parsed = read_yaml((found.get("data") or {}).get(FILE, "{}"))
+    except YamlError as error:
+        raise RefusedError(f"its ConfigMap's {FILE} cannot be read: {error}") from None
+    one = parsed[0] if len(parsed) == 1 else None
+    if not isinstance(one, dict) or not isinstance(one.get("mig-configs", {}), dict):
+        raise RefusedError(f"its ConfigMap's {FILE} is no configuration of mig-parted")
+    return {"version": "v1", **one, "mig-configs": one.get("mig-configs", {})}

@@ -1,0 +1,132 @@
+"""Operators' orders about nodes and their Devices in a cluster: kept on the Node, seen by every autoscaler. I/O.
+
+Owns `spec.unschedulable` as far as an operator asks for it, and the annotation `pilotlight.dev/cordon`. A node is
+closed when, and only when, it is unschedulable, whoever made it so (`kubectl cordon` is an order, too); the annotation
+adds that it drains, and holds the orders about Devices. Promises: an annotation that another wrote meanwhile is not
+lost. Which of a node's GPUs a pod gets is the kubelet's choice: of whole GPUs a closed Device is one less on its node.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from autoscaler.drivers.driver import CordonError
+from autoscaler.drivers.local.cordon_file import Kept, Observe, cordon, kept
+from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.kubernetes.constants import NODES
+from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, Place
+
+ANNOTATION = "pilotlight.dev/cordon"
+TRIES = 20
+"""Of a write that another overtook: of those at once one gets through each time, and kubelets write there, too."""
+
+_log = logging.getLogger(__name__)
+_decode = msgspec.json.Decoder(tuple[Kept, ...]).decode
+
+
+class NodeOrders(NamedTuple):
+    """What a Node says of orders."""
+
+    name: str
+    closed: bool
+    kept: tuple[Kept, ...]
+
+
+class NodeCordons:
+    """The orders of a cluster. `writes` is the Api that may be fenced, `reads` need not be."""
+
+    def __init__(
+        self,
+        writes: Api,
+        reads: Api,
+        observe: Observe,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] | None = None,
+    ) -> None:
+        self._writes = writes
+        self._reads = reads
+        self._observe = observe
+        self._clock = clock
+        self._wall = wall or reads.unix_s
+        self._nodes = Watched(reads, NODES, read, self._changed)
+
+    async def run(self) -> None:
+        """Observes until cancelled."""
+        await self._nodes.run()
+
+    async def put(self, cordon: Cordon) -> None:
+        """As `autoscaler.drivers.driver.Cordons`."""
+        mine = kept(cordon, self._wall() - self._clock())
+        await self._change(cordon.node, cordon.place, mine)
+
+    async def lift(self, place: Place) -> None:
+        """As `autoscaler.drivers.driver.Cordons`."""
+        for node in tuple(self._nodes.items.values()):
+            if place == Place("node", node.name) or any(one.place == place for one in node.kept):
+                await self._change(node.name, place, None)
+
+    async def _change(self, node: str, place: Place, order: Kept | None) -> None:
+        """Writes the order about a Place (None: there is none) on its node. Raises CordonError."""
+        path = f"{NODES}/{node}"
+        try:
+            for left in range(TRIES - 1, -1, -1):
+                found = await self._reads.get(path)
+                try:
+                    await self._writes.patch(path, patch(found, place, order))
+                except ApiError as error:
+                    if error.reason != "Conflict" or not left:
+                        raise
+                else:
+                    return
+        except ApiError as error:
+            fix = ": it takes the right to patch nodes (chart: `cordon.enabled`)" if error.status == 403 else ""
+            raise CordonError(f"node {node}: {error.reason}{fix}") from error
+        except (UnreachableError, FencedError) as error:
+            raise CordonError(f"node {node}: the API server could not be asked: try again") from error
+
+    def _changed(self, changes: list[Change[NodeOrders]]) -> None:
+        if any((old or NOTHING)[1:] != (new or NOTHING)[1:] for _, old, new in changes):
+            from_unix_s = self._clock() - self._wall()
+            orders = [one for node in self._nodes.items.values() for one in in_force(node)]
+            self._observe((CordonsSeen(cordons=tuple(cordon(one, from_unix_s) for one in orders)),))
+
+
+NOTHING = NodeOrders("", closed=False, kept=())
+
+
+def read(node: Object) -> NodeOrders:
+    """What is kept of a Node."""
+    name, text = node["metadata"]["name"], (node["metadata"].get("annotations") or {}).get(ANNOTATION, "")
+    try:
+        orders = _decode(text) if text else ()
+    except (msgspec.DecodeError, RecursionError) as error:
+        _log.warning("annotation %s of node %s is not one of ours: %s", ANNOTATION, name, error)
+        orders = ()
+    return NodeOrders(name, bool(node["spec"].get("unschedulable", False)), orders)
+
+
+def in_force(node: NodeOrders) -> list[Kept]:
+    """The orders that hold: of those about the node itself one, while it is unschedulable."""
+    place = Place("node", node.name)
+    devices = [one for one in node.kept if one.place != place]
+    if not node.closed:
+        return devices
+    return [next((one for one in node.kept if one.place == place), Kept(place, node.name, 0.0)), *devices]
+
+
+def patch(found: Object, place: Place, order: Kept | None) -> Object:
+    """The merge patch that makes `order` the one about `place`, if the Node is still as it was found."""
+    before = read(found)
+    orders = [one for one in before.kept if one.place != place] + ([order] if order is not None else [])
+    text = msgspec.json.encode(orders).decode() if orders else None
+    metadata = {"resourceVersion": found["metadata"]["resourceVersion"], "annotations": {ANNOTATION: text}}
+    wanted: Object = {"metadata": metadata}
+    if place.kind == "node":
+        wanted["spec"] = {"unschedulable": True if order is not None else None}
+    return wanted

@@ -1,0 +1,80 @@
+"""The NVIDIA device plug-in's ConfigMap, and which part of it is whose. Pure.
+
+Owns where it may be and how a node's part is chosen: the node's label names the key; without one it is the key
+`default`, or the only key there is, as the plug-in's own chart has it. The GPU operator chooses otherwise, so of its
+ConfigMaps only what a label names counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from autoscaler.kubernetes.api import Object
+from autoscaler.spec.yaml import YamlError
+from autoscaler.spec.yaml import read as read_yaml
+
+_log = logging.getLogger(__name__)
+
+CHOICE = "nvidia.com/device-plugin.config"
+"""A node's label: the key of its configuration."""
+DEFAULT = "default"
+
+
+class Place(NamedTuple):
+    """Where a ConfigMap may be."""
+
+    namespace: str
+    name: str
+    by_label_only: bool = False
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Selects it, and no other: a right to it by its name is enough."""
+        return {"fieldSelector": f"metadata.name={self.name}"}
+
+
+PLACES = (
+    Place("kube-system", "nvidia-device-plugin"),
+    Place("gpu-operator", "time-slicing-config", by_label_only=True),
+    Place("gpu-operator", "time-slicing-config-all", by_label_only=True),
+)
+"""The plug-in's own, and those of the GPU operator's documentation. The first that has a node's key counts."""
+
+Configs = Mapping[str, Mapping[str, Any]]
+"""Key -> configuration, parsed."""
+
+
+def read(config_map: Object) -> Configs:
+    """Its keys; one that is no configuration is said in the log and left out."""
+    found = dict[str, Mapping[str, Any]]()
+    for key, text in (config_map.get("data") or {}).items():
+        try:
+            found[key] = _config(text)
+        except YamlError as error:
+            name = config_map["metadata"]["name"]
+            _log.warning("no configuration of a device plug-in config_map=%s key=%s error=%s", name, key, error)
+    return found
+
+
+def _config(text: str) -> Mapping[str, Any]:
+    parsed = read_yaml(text)
+    if len(parsed) != 1 or not isinstance(parsed[0], dict):
+        raise YamlError("expected one mapping")
+    return parsed[0]
+
+
+def config_of(labels: Mapping[str, str], there: Mapping[Place, Configs]) -> Mapping[str, Any]:
+    """What the plug-in of a node with these labels was told; empty: that is not known."""
+    for place in PLACES:
+        configs = there.get(place)
+        if configs is not None:
+            key = labels.get(CHOICE) or ("" if place.by_label_only else _without_label(configs))
+            if key in configs:
+                return configs[key]
+    return {}
+
+
+def _without_label(configs: Configs) -> str:
+    return DEFAULT if DEFAULT in configs or len(configs) != 1 else next(iter(configs))

@@ -1,0 +1,288 @@
+"""Nodes as inventory: what of a node, and of pods that are not ours, is kept, and the Slices that follow. Pure.
+
+Owns what is read of Node objects; how a node's devices are shared its Slicers know (`autoscaler.slicing`). Of pods that
+are not ours it is only kept what each has of devices, CPU and memory, and where: so much less is for us. So is what
+pods of ours hold that is not there any more, since their node is shared otherwise now.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from autoscaler.capacity.attachable_nodes import DEVICES_MAX, NO_GROUPS, Groups, Told, most_of, told
+from autoscaler.drivers.kubernetes.inventory import node_cordons
+from autoscaler.drivers.kubernetes.objects.node_resources import requested
+from autoscaler.kubernetes.api import Object
+from autoscaler.queries.pod_requests import amount_of
+from autoscaler.slicing import nvidia_sharing, registry
+from autoscaler.slicing.base import NodeFacts
+from autoscaler.slicing.dra_claims import Got, common_claim, entry_of
+from autoscaler.slicing.hami import Held, noticed
+from autoscaler.slicing.kai import RESERVES, parts_of
+from autoscaler.slicing.nvidia_sharing import KAI
+from autoscaler.slicing.vendors import RESOURCES
+from autoscaler.spec.pod import GPU, PLACE
+from autoscaler.spec.settings import NodeKind, kind_of
+from autoscaler.state.images import Image, image
+from autoscaler.state.resources import NOTHING, Beside
+from autoscaler.state.taints import UNNEEDED, Taint
+from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
+
+RESLICED = "a Replica is still there that began before its device was shared as it is now"
+
+TAINTS_TOLD = RESOURCES | frozenset({
+    GPU, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/unschedulable",
+})  # fmt: skip
+"""Every pod of ours tolerates those of the devices that it has; the others say again what `usable` says."""
+IMAGES_MAX = 200
+"""Of one node. Kubelets tell of their 50 largest, unless `nodeStatusMaxImages` says otherwise."""
+NO_AMOUNTS: Mapping[str, int] = {}
+HOLDING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""Selects pods that have what they asked for."""
+
+
+class NodeSeen(NamedTuple):
+    """What is kept of a node."""
+
+    name: str
+    labels: dict[str, str]
+    usable: bool
+    """Ready, and open to new pods."""
+    lost: bool
+    """Its kubelet is silent: what it runs may live, and nobody knows."""
+    boot: str = ""
+    """Differs at every start of its machine."""
+    taints: tuple[Taint, ...] = ()
+    """By which it keeps pods away, as ours are without what a Model says; and those that say that nobody needs it."""
+    amounts: Mapping[str, str] = {}
+    """What it has of extended resources: those with a `/` in their name."""
+    annotations: Mapping[str, str] = {}
+    """Those that Slicers read."""
+    beside: Beside = NOTHING
+    """What pods may have of its CPU and memory; nothing: it does not say."""
+    cordoned: frozenset[str] = frozenset()
+    """Devices that an operator closed."""
+    images: tuple[Image, ...] = ()
+    """Those that its kubelet tells of, IMAGES_MAX at most."""
+    kubelet: str = ""
+    """Its version."""
+    runtime: str = ""
+    """Of containers, such as `containerd://2.1.4`."""
+    told: Told = Told()
+    """How many devices it can have with those that are attached to it."""
+
+
+class OtherPod(NamedTuple):
+    """What is kept of a pod that is not ours, or has no Slice."""
+
+    node: str
+    amounts: Mapping[str, int] = {}
+    """How many of each resource that a kind of Slice counts by."""
+    cards: tuple[Held, ...] = ()
+    """What it has of cards that HAMi shares."""
+    kai: int = 0
+    """Of how many GPUs KAI gave it a part."""
+    reserves: bool = False
+    """It keeps a GPU of which KAI gives parts to others: those count where KAI has all GPUs, else it does."""
+    lost: int = 0
+    """How many Slices it has of which nobody knows any more what they were."""
+    beside: Beside = NOTHING
+    """What it has of its node by its requests."""
+
+    @property
+    def has_devices(self) -> bool:
+        """Whether it leaves fewer for us."""
+        return bool(self.amounts or self.cards or self.kai or self.lost)
+
+
+def read(node: Object) -> NodeSeen:
+    """Also of a node without GPUs, where the scheduler may have put a Replica."""
+    status = node.get("status", {})
+    allocatable: dict[str, str | int] = status.get("allocatable", {})
+    amounts = {name: str(many) for name, many in allocatable.items() if "/" in name}
+    notes: dict[str, str] = node["metadata"].get("annotations") or {}
+    ready = next((one["status"] for one in status.get("conditions") or [] if one["type"] == "Ready"), "")
+    info: dict[str, str] = status.get("nodeInfo") or {}
+    return NodeSeen(
+        node["metadata"]["name"],
+        node["metadata"].get("labels") or {},
+        ready == "True" and not node["spec"].get("unschedulable", False),
+        ready == "Unknown",
+        info.get("bootID", ""),
+        tuple(
+            Taint(one["key"], one.get("value", ""), one["effect"])
+            for one in node["spec"].get("taints") or ()
+            if one["key"] in UNNEEDED or (one["effect"] != "PreferNoSchedule" and one["key"] not in TAINTS_TOLD)
+        ),
+        amounts,
+        noticed({name: said for name, said in notes.items() if name in registry.ANNOTATIONS}),
+        amount_of(allocatable),
+        frozenset(one.place.name for one in node_cordons.read(node).kept if one.place.kind == "device"),
+        tuple(
+            image(tuple(one.get("names") or ()), one.get("sizeBytes", 0))
+            for one in (status.get("images") or ())[:IMAGES_MAX]
+        ),
+        sys.intern(str(info.get("kubeletVersion", ""))),
+        sys.intern(str(info.get("containerRuntimeVersion", ""))),
+        told(node["metadata"]),
+    )
+
+
+def read_other(pod: Object) -> OtherPod | None:
+    """None: it has nothing. What containers have of devices is theirs together; what the first ones take one after the
+    other, and give back, counts where it is more. What keeps a place for a Replica (`autoscaler.providers`) gives way.
+    """
+    spec = pod["spec"]
+    node = spec.get("nodeName")
+    if not node or PLACE in (pod.get("metadata", {}).get("labels") or {}):
+        return None
+    first: list[Object] = spec.get("initContainers") or []
+    stay = Counter[str]()
+    for one in (*spec["containers"], *(one for one in first if one.get("restartPolicy") == "Always")):
+        stay.update(_asked(one))
+    most = reduce(or_, map(_asked, first), stay)
+    metadata = pod.get("metadata", {})
+    notes: dict[str, str] = metadata.get("annotations") or {}
+    cards, kai, beside = registry.held(notes), parts_of(notes), requested(spec)
+    reserves = metadata.get("namespace") == RESERVES
+    found = OtherPod(sys.intern(node), dict(most) if most else NO_AMOUNTS, cards, kai, reserves, beside=beside)
+    return found if found.has_devices or any(beside) else None
+
+
+def _asked(container: Object) -> Counter[str]:
+    limits = container.get("resources", {}).get("limits") or {}
+    return +Counter({name: nvidia_sharing.number(many) for name, many in limits.items() if registry.counts(name)})
+
+
+def others(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods: Iterable[OtherPod]) -> dict[str, int]:
+    """By `Slice.counted`: how many Slices those pods leave none for. A node may have more of a resource than Slices."""
+    there = {
+        f"{node.name} {name}": nvidia_sharing.number(many) for node in nodes for name, many in node.amounts.items()
+    }
+    slices = list(slices)
+    spare: dict[str, dict[str, int]] = {}
+    for slice_ in slices:
+        if slice_.counted in there:
+            left = spare.setdefault(slice_.node, {})
+            left[slice_.handle] = left.get(slice_.handle, there[slice_.counted]) - 1
+    kais = {slice_.node for slice_ in slices if slice_.kind == KAI}
+    for pod in pods:
+        left, by_kai = spare.get(pod.node, {}), pod.node in kais
+        for name in left:
+            whole = 0 if by_kai and pod.reserves else pod.amounts.get(name, 0)
+            left[name] -= whole + pod.lost + (pod.kai if by_kai else 0)
+    return {f"{node} {name}": -many for node, left in spare.items() for name, many in left.items() if many < 0}
+
+
+Made = dict[str, tuple[tuple[NodeFacts, bool, tuple[Taint, ...]], tuple[Slice, ...]]]
+"""By node, what its Slices were made of, and they: most nodes are from one look to the next as they were."""
+
+
+def slices(
+    nodes: Iterable[NodeSeen],
+    declared: Sequence[NodeKind] = (),
+    plugin: Callable[[Mapping[str, str]], Mapping[str, Any]] = lambda _: {},
+    published: Mapping[str, Sequence[Object]] = {},
+    kept: Sequence[str] = (),
+    *,
+    made: Made | None = None,
+    groups: Groups = NO_GROUPS,
+) -> tuple[Slice, ...]:
+    """All of them, in order. `declared`: the Settings' `nodes`. `plugin`: labels of a node -> the configuration of its
+    device plug-in, as far as that is known. `published`: by node, its ResourceSlices; `kept`: see NodeFacts. `made`: of
+    the look before, and of this one afterwards. `groups`: how many devices their nodes can have.
+    """
+    before, found, theirs = {} if made is None else made.copy(), Made(), _by_pool(kept)
+    for node in sorted(nodes, key=lambda one: one.name):
+        if not (node.amounts or node.annotations or node.name in published):
+            continue
+        facts = NodeFacts(
+            NodeId(node.name), node.labels, node.annotations, node.amounts, _declared(node, declared, groups),
+            plugin(node.labels), published.get(node.name, ()), _kept(published.get(node.name, ()), theirs),
+        )  # fmt: skip
+        of = (facts, node.usable, node.taints)
+        known = before.get(node.name)
+        found[node.name] = known if known is not None and known[0] == of else (of, _of_node(node, facts))
+    if made is not None:
+        made.clear()
+        made.update(found)
+    return tuple(one for _, its in found.values() for one in its)
+
+
+def _declared(node: NodeSeen, declared: Sequence[NodeKind], groups: Groups) -> NodeKind | None:
+    """What the Settings say of it, with how many devices it can have, whoever says that."""
+    kind = kind_of(node.labels, declared)
+    if kind is None or kind.devices_max is not None:
+        return kind
+    most = most_of(node.told, node.labels, kind, groups)
+    return replace(kind, devices_max=min(most, DEVICES_MAX)) if most else kind
+
+
+Pooled = dict[str, list[tuple[int, str]]]
+"""By driver and pool, entries with their places among all."""
+
+
+def _by_pool(kept: Sequence[str]) -> Pooled:
+    found: Pooled = {}
+    for at, entry in enumerate(kept):
+        found.setdefault(entry.rpartition("/")[0], []).append((at, entry))
+    return found
+
+
+def _kept(published: Sequence[Object], kept: Pooled) -> tuple[str, ...]:
+    """Those of a node's own pools, in order: what others have changes nothing of it."""
+    pools = {f"{one['spec'].get('driver', '')}/{one['spec']['pool']['name']}" for one in published}
+    return tuple(entry for _, entry in sorted(one for pool in pools for one in kept.get(pool, ())))
+
+
+def _of_node(node: NodeSeen, facts: NodeFacts) -> tuple[Slice, ...]:
+    return tuple(
+        replace(one, healthy=node.usable, labels=node.labels, labels_known=True, taints=node.taints)
+        for one in registry.inventory(facts)
+    )
+
+
+def reshared(slices: Sequence[Slice], own: Collection[tuple[str, Got]]) -> tuple[Slice, ...]:
+    """The Slices, closed where a pod of ours has by another claim what whoever comes would have in common with those
+    there. `own`: our claims' names, and what each has.
+    """
+    if not own:
+        return tuple(slices)
+    held: dict[str, set[str]] = {}
+    for name, got in own:
+        held.setdefault(got.entry, set()).add(name)
+    return tuple(
+        replace(one, closed=RESLICED)
+        if not one.closed and (common := common_claim(one)) and held.get(entry_of(one), set()) - {common}
+        else one
+        for one in slices
+    )
+
+
+def resliced(slices: Sequence[Slice], held: Iterable[SliceId]) -> tuple[tuple[Slice, ...], list[OtherPod]]:
+    """The Slices, closed where a pod of ours holds its Device, or a part of it, by an id of before. And what pods hold
+    of Devices that are not there at all: it counts as others'; where others' devices are known by their names, nobody
+    can say which it is, so their node waits. `held`: of all our pods that have not ended.
+    """
+    known, devices = {one.id for one in slices}, {one.device for one in slices}
+    shut, lost = set[DeviceId](), list[OtherPod]()
+    for id in held:
+        device = DeviceId("/".join(id.split("/")[:2]))
+        if device in devices and id not in known:
+            shut.add(device)
+        elif id not in known:
+            lost.append(OtherPod(id.partition("/")[0], lost=1))
+    waits = {one.node for one in lost}
+    shut |= {one.device for one in slices if one.node in waits and not registry.counts(one.handle)}
+    if not shut:
+        return tuple(slices), lost
+    return tuple(
+        replace(one, closed=RESLICED) if one.device in shut and not one.closed else one for one in slices
+    ), lost

@@ -1,0 +1,72 @@
+"""Observations of a Replica, made from its pod or from its order, and whether one differs from the last. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoscaler.drivers import address
+from autoscaler.drivers.kubernetes.objects.pod import PodSeen
+from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
+from autoscaler.state.events import ReplicaSeen, Seen
+from autoscaler.state.world import PodRef, Replica
+
+
+def is_news(told: ReplicaSeen, seen: Seen, waits: str) -> bool:
+    """Whether that is to be said after `told`. An end is the end: nothing but CLEAN comes after it, and
+    nothing but an end when it is on its way.
+    """
+    if told.seen is Seen.EXITED:
+        return seen is Seen.CLEAN
+    if told.seen is Seen.LEAVING:
+        return seen in (Seen.EXITED, Seen.CLEAN)
+    if told.seen is Seen.TAKEN:
+        return seen in (Seen.LEAVING, Seen.EXITED, Seen.CLEAN)
+    if told.seen in (Seen.READY, Seen.UNREADY) and seen is Seen.STARTING:
+        return False
+    return (told.seen, told.waits) != (seen, waits)
+
+
+def is_of(told: ReplicaSeen, pod: PodSeen) -> bool:
+    """Whether that was told of this very pod."""
+    return told.pod is not None and told.pod.uid == pod.uid
+
+
+def with_finalizers(proof: str, finalizers: Sequence[str]) -> str:
+    """The proof that a Replica is clean, with what keeps the object of its pod."""
+    return f"{proof}; its pod is kept by the finalizer {', '.join(finalizers)}" if finalizers else proof
+
+
+def unbound(replica: Replica, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> ReplicaSeen:
+    """Of a Replica that has no pod."""
+    return ReplicaSeen(
+        id=replica.id, model=replica.model, spec_hash=replica.spec_hash, intent=replica.intent, slices=replica.slices,
+        memory_bytes=replica.memory_bytes, compute_percent=replica.compute_percent, slots=replica.slots, seen=seen,
+        reason=reason, waits=waits, proof=proof,
+    )  # fmt: skip
+
+
+def seen_in(
+    pod: PodSeen,
+    begun: Beginning,
+    from_unix_s: float,
+    seen: Seen,
+    told: ReplicaSeen | None = None,
+    *,
+    reason: str = "",
+    waits: str = "",
+    proof: str = "",
+) -> ReplicaSeen:
+    """Of one that has a pod, of which `told` was said before: what it really has, it keeps. `from_unix_s`: what makes a
+    time of the calendar one of the clock of observations.
+    """
+    started_s = begun.started_s
+    if started_s is None and pod.started_unix_s is not None:
+        started_s = pod.started_unix_s + from_unix_s
+    return ReplicaSeen(
+        id=pod.replica, model=pod.model, spec_hash=pod.spec_hash, intent=pod.intent, slices=pod.slices,
+        memory_bytes=pod.memory_bytes, compute_percent=pod.compute_percent, slots=pod.slots, seen=seen,
+        address=address.of_engine(pod.ip, pod.port, pod.tls_name) if pod.ip else "", started_s=started_s,
+        placing=begun.placing, pod=PodRef(namespace=pod.namespace, name=pod.name, uid=pod.uid), reason=reason,
+        waits=waits, beside=pod.beside, weights=pod.weights, proof=proof,
+        actual=told.actual if told is not None and is_of(told, pod) else (),
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""Starts that wait until their weights are on their node, before there is a pod. Async, no I/O.
+
+Owns who waits, and that a stop ends it: what is stopped meanwhile is never created. How weights come is `NodeSupply`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from functools import partial
+from typing import Protocol
+
+from autoscaler.agent_contract import Laid
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers.driver import NodeSupply
+from autoscaler.spec.model import Model
+from autoscaler.state.world import Replica
+from autoscaler.weights.mounts import ClusterFacts
+
+BRINGING = "its weights are brought to its node"
+
+
+class Hears(Protocol):
+    """Who is told what comes of it."""
+
+    def start_waits(self, replica: Replica, reason: str) -> None:
+        """They are on their way."""
+
+    def weights_came(self, replica: Replica, model: Model, laid: Laid | None) -> None:
+        """They are there; None: in volumes."""
+
+    def weights_failed(self, replica: Replica, reason: str) -> None:
+        """They will not come."""
+
+
+class InVolumes:
+    """A NodeSupply where all weights lie in volumes of pods."""
+
+    def brings(self, _model: Model) -> Collection[str]:
+        """As NodeSupply."""
+        return ()
+
+    def __call__(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Awaitable[Laid] | None:
+        """As NodeSupply."""
+
+    def obstacle(self, _model: Model) -> str:
+        """As NodeSupply."""
+        return ""
+
+    def mounting(self) -> ClusterFacts:
+        """As NodeSupply."""
+        return ClusterFacts()
+
+
+VOLUMES = InVolumes()
+
+
+class Bringing:
+    """Of one driver."""
+
+    def __init__(self, supply: NodeSupply, hears: Hears) -> None:
+        self._supply = supply
+        self._hears = hears
+        self._over: dict[ReplicaId, asyncio.Event] = {}
+        """Of those that wait; set: it is stopped."""
+
+    def begin(self, replica: Replica, model: Model) -> Iterator[Coroutine[object, object, None]]:
+        """What is to be run as a task; nothing where there is nothing to wait for."""
+        if replica.id in self._over:
+            self._hears.start_waits(replica, BRINGING)
+            return
+        coming = self._supply(replica, model, partial(self._tell, replica))
+        if coming is None:
+            self._hears.weights_came(replica, model, None)
+            return
+        self._over[replica.id] = asyncio.Event()
+        self._hears.start_waits(replica, BRINGING)
+        yield self._bring(replica, model, coming)
+
+    def stop(self, id: ReplicaId) -> None:
+        """It is wanted no more."""
+        if id in self._over:
+            self._over[id].set()
+
+    def forget(self) -> None:
+        """All tasks have ended, some before they began."""
+        self._over.clear()
+
+    def _tell(self, replica: Replica, how_far: str) -> None:
+        self._hears.start_waits(replica, f"{BRINGING}: {how_far}")
+
+    async def _bring(self, replica: Replica, model: Model, coming: Awaitable[Laid]) -> None:
+        over = self._over[replica.id]
+        getting, ending = asyncio.ensure_future(coming), asyncio.ensure_future(over.wait())
+        try:
+            await asyncio.wait({getting, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if over.is_set():
+                return
+            laid = getting.result()
+        except Exception as error:  # noqa: BLE001 - supply is foreign, as launch is: whatever it raises is a failed start
+            self._hears.weights_failed(replica, f"its weights: {error}")
+        else:
+            self._hears.weights_came(replica, model, laid)
+        finally:
+            getting.cancel()
+            ending.cancel()
+            await asyncio.wait({getting})
+            self._over.pop(replica.id, None)

@@ -1,0 +1,123 @@
+"""What a start asks of the API server: a Replica's pod and its claims, of what is known and set now. No I/O.
+
+Owns where each part of it comes from. What the pod looks like is `pods`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from autoscaler.agent_contract import OWN, Laid, LaidAdapter
+from autoscaler.drivers.driver import Launcher, NodeSupply
+from autoscaler.drivers.kubernetes import volumes
+from autoscaler.drivers.kubernetes.inventory import declared
+from autoscaler.drivers.kubernetes.inventory import resource_claims as claims
+from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.kubernetes.api import Object
+from autoscaler.queries.sizing import given
+from autoscaler.spec.model import Model
+from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.spec.pod import QUEUE, Pod
+from autoscaler.spec.settings import Settings
+from autoscaler.state.leases import Marks
+from autoscaler.state.world import Replica
+from autoscaler.weights.mounts import MOUNT, Found
+
+PORT = pods.PORTS[0]
+SOMEWHERE = f"{MOUNT}/weights.gguf"
+"""Of weights that are on no node yet: as good as any, for whoever only looks."""
+
+
+class Made(NamedTuple):
+    """What is asked of the API server for one start."""
+
+    pod: Object
+    claims: tuple[Object, ...]
+    """Devices' (ResourceClaims)."""
+    volumes: tuple[Object, ...] = ()
+    """The volume of its node's store and its claim."""
+
+
+class Making(NamedTuple):
+    """Of one driver."""
+
+    namespace: str
+    launch: Launcher
+    image: Callable[[Model], str]
+    settings: Callable[[], Settings]
+    inventory: Inventory | None
+    supply: NodeSupply
+    owner: Ownership = ANYBODYS
+
+    def obstacle(self, model: Model) -> str:
+        """What makes its launch impossible; empty: nothing is known to."""
+        if reason := self.supply.obstacle(model):
+            return reason
+        try:
+            volumes.check(model, self.settings())
+            self.launch(_somewhere(model, self.supply.brings(model)), pods.HOST, PORT)
+        except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
+            return str(error)
+        return ""
+
+    def __call__(self, replica: Replica, model: Model, laid: Laid | None) -> Made:
+        """Raises what `launch` and `image` do, and MountError."""
+        settings, known = self.settings(), self.inventory
+        volumes.check(model, settings)
+        ranked = settings.priority_class(model.spec.priority)
+        asks = declared.fields(settings.nodes, replica, ranked) if known is None else known.fields(replica, ranked)
+        part = given(model, replica, asks and asks.memory_fraction)
+        seen = None if laid is None else self._seen(replica, model, laid)
+        there = model if seen is None else volumes.located(model, seen)
+        launch = self.launch(there, pods.HOST, pods.port_of(replica.id), part)
+        where = declared.selector_of(settings.nodes, replica.slices)
+        named = None if ranked is None else ranked.name
+        pod = pods.manifest(
+            replica, model, launch, self.image(model), settings.pod, where, named, asks, seen and seen.pod,
+            self.owner,
+        )  # fmt: skip
+        _mark(pod, replica.marks)
+        if QUEUE in pod["metadata"]["labels"] or self._evicted(replica):
+            pods.linger(pod)
+        if laid is not None:
+            pod["metadata"]["annotations"] |= {pods.WEIGHTS: ",".join(laid.folders)} if laid.folders else {}
+        wanted = tuple(map(self.owner.label, claims.wanted(replica, asks)))
+        return Made(pod, wanted, seen.objects if seen is not None else ())
+
+    def _evicted(self, replica: Replica) -> bool:
+        """Whether Karpenter may evict it, as far as that is known: it does not wait for who only serves, and an engine
+        that hears of that at once cuts its Calls short.
+        """
+        if self.inventory is None:
+            return True
+        node = pods.node_of(replica.slices) if replica.slices else None
+        return self.inventory.may_be_taken(node)
+
+    def _seen(self, replica: Replica, model: Model, laid: Laid) -> volumes.Mounted:
+        node = (
+            None if self.inventory is None or not replica.slices else self.inventory.node(pods.node_of(replica.slices))
+        )
+        on = None if node is None else volumes.facts_of(node)
+        found = _found(laid) if laid.folder or laid.digest else None
+        adapters = {one.name: _found(one) for one in laid.adapters}
+        facts, settings = self.supply.mounting(), self.settings()
+        return volumes.mounted(model, self.namespace, on, found, facts, settings, adapters, self.owner)
+
+
+def _mark(pod: Object, marks: Marks) -> None:
+    pod["metadata"]["annotations"] |= marks.annotations
+    pod["metadata"]["labels"] |= marks.labels
+    if marks.gates:
+        pod["spec"]["schedulingGates"] = [{"name": gate} for gate in marks.gates]
+
+
+def _found(laid: Laid | LaidAdapter) -> Found:
+    return Found(laid.digest, laid.folder, laid.path, laid.image)
+
+
+def _somewhere(model: Model, parts: Collection[str]) -> Model:
+    """As it will be when these parts have come."""
+    there = dict.fromkeys(parts, SOMEWHERE)
+    return volumes.located(model, volumes.Mounted(Pod(), there.pop(OWN, ""), "", adapters=there))

@@ -1,0 +1,363 @@
+"""What the driver asks of the API server: a Replica's pod made, marked and deleted, surely and only once. I/O.
+
+Owns the patience. No answer, a server that is busy and a quota that is used up are no failed start: the order goes on,
+with growing pauses, and says what it waits for; a refusal for good is one. Promises: a second create of a decision
+finds the first; a pod is deleted by its uid, and by the version that shows our own mark, so that a leader who is no
+more deletes nothing that another has taken over; while we may write, a mark that is taken away is made again; what may
+not be written any more (FencedError) is left to whoever leads then, and is no failed start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Sequence
+from typing import Protocol
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers.kubernetes.inventory.resource_claims import Claims
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects.pod import PodSeen
+from autoscaler.drivers.kubernetes.volumes import NodeVolumes
+from autoscaler.faults import described
+from autoscaler.kubernetes.api import MERGE, Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.kubernetes.kubeconfig import MALFORMED
+from autoscaler.kubernetes.watching import Key, Watched
+from autoscaler.planner.reconcile import STOP_GRACE_S
+from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.state.world import Replica
+
+RETRY_S, RETRY_GROWTH, RETRY_S_MAX = 0.2, 1.5, 10.0
+"""Pauses of an order that cannot be carried out yet (a quota that is full, a server in trouble): the first, how they
+grow, and the longest. An order is sent again, on average, after half as long again as the trouble lasted.
+"""
+CONFLICTS_MAX = 20
+"""Versions that a pod may run through (its kubelet writes, too) between our mark and our delete."""
+BUSY = frozenset((408, 429))
+"""From a server that cannot now, as is every 5xx: etcd elects a leader, a webhook is not reachable."""
+PASSING = ("exceeded quota", "status unknown for quota", "error looking up service account")
+"""What the API server says with 403 of what others are about to change: a quota that is full or was just made, a
+namespace whose service account is not there yet.
+"""
+"""How the API server says that a ResourceQuota is used up (403)."""
+NO_ANSWER = "the API server does not answer"
+
+_log = logging.getLogger(__name__)
+
+
+class Hears(Protocol):
+    """Who is told what comes of a start."""
+
+    def start_made(self, replica: Replica) -> None:
+        """The API server has its pod."""
+
+    def start_waits(self, replica: Replica, reason: str) -> None:
+        """It is tried on; no fault of its own."""
+
+    def start_refused(self, replica: Replica, reason: str) -> None:
+        """There will be no pod."""
+
+    def is_gone(self, replica: Replica) -> None:
+        """What is to be stopped does not exist."""
+
+    def order_failed(self, replica: ReplicaId, reason: str) -> None:
+        """An exception; the order is tried again."""
+
+
+class Orders:
+    """Of one namespace. `watched` are its pods of ours. Each order is a coroutine, to be run as a task."""
+
+    def __init__(
+        self, api: Api, path: str, watched: Watched[PodSeen], hears: Hears, owner: Ownership = ANYBODYS
+    ) -> None:
+        self._api = api
+        self._path = path
+        self._owner = owner
+        self._claims = Claims(api, path.split("/")[4], owner)
+        self._volumes = NodeVolumes(api)
+        self._watched = watched
+        self._hears = hears
+        self._making: dict[ReplicaId, asyncio.Event] = {}
+        """Creates under way; set: it is wanted no more."""
+        self._made: dict[ReplicaId, asyncio.Event] = {}
+        """The same; set: its request is over, whatever came of it."""
+        self._naming: dict[ReplicaId, frozenset[str]] = {}
+        """The same; their claims' names."""
+
+    def known(self, name: str) -> PodSeen | None:
+        """The pod as the watch has it."""
+        return self._watched.items.get(Key(self._path.split("/")[4], name))
+
+    # --- make ---------------------------------------------------------------------------------------------------------
+
+    async def create(
+        self, replica: Replica, wanted: Object, claims: Sequence[Object] = (), volumes: Sequence[Object] = ()
+    ) -> None:
+        """Makes the pod and what it names, or finds that it was made: ResourceClaims, its own and what it has in common
+        with others on its GPU, and the volume of its node's weights with its claim, which stay.
+        """
+        if replica.id in self._making:
+            return
+        unwanted = self._making[replica.id] = asyncio.Event()
+        over = self._made[replica.id] = asyncio.Event()
+        self._naming[replica.id] = frozenset(one["metadata"]["name"] for one in claims)
+        try:
+            if not await self._create(replica, wanted, (claims, volumes), unwanted) and claims:
+                await self._surely(replica.id, lambda: self._claims.drop(claims))
+        except FencedError:
+            _log.info("not started: another leads now replica=%s", replica.id)
+        finally:
+            del self._making[replica.id], self._made[replica.id], self._naming[replica.id]
+            over.set()
+
+    async def _create(
+        self,
+        replica: Replica,
+        wanted: Object,
+        named: tuple[Sequence[Object], Sequence[Object]],
+        unwanted: asyncio.Event,
+    ) -> bool:
+        """Whether there is a pod."""
+        pauses, (claims, volumes) = _Pauses(), named
+        while not unwanted.is_set():
+            try:
+                await self._volumes.make(volumes)
+                await self._claims.make(claims)
+                await self._claims.give(claims, await self._create_once(replica, wanted))
+                await self._make_way(replica.marks.instead)
+            except UnreachableError:
+                reason = NO_ANSWER
+            except ApiError as error:
+                reason = error.message or error.reason
+                if not _passes(error):
+                    self._hears.start_refused(replica, f"its pod was refused: {reason}")
+                    return False
+            else:
+                self._hears.start_made(replica)
+                return True
+            if unwanted.is_set():
+                return False
+            self._hears.start_waits(replica, reason)
+            await pauses.rest(unwanted)
+        return False
+
+    async def _make_way(self, keeper: str) -> None:
+        """Who kept its place goes now: sooner, another might have had it."""
+        if not keeper:
+            return
+        try:
+            await self._api.delete(f"{self._path}/{keeper}", grace_s=0)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    async def _create_once(self, replica: Replica, wanted: Object) -> Object:
+        try:
+            made = await self._api.create(self._path, wanted)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            made = await self._api.get(f"{self._path}/{wanted['metadata']['name']}")
+            found = pods.read(made)
+            if found is None or not pods.same(found, replica) or not self._owner.owns(made):
+                raise ApiError(409, error.reason, "a pod of its name exists that another made") from error
+        self._watched.expect(str(made["metadata"]["resourceVersion"]))
+        return made
+
+    async def tidy(self) -> None:
+        """What a leader before us left of claims between a pod and none."""
+
+        def there(claim: str) -> list[PodSeen]:
+            return [pod for pod in self._watched.items.values() if claim in pod.claims]
+
+        try:
+            await self._claims.tidy(there, lambda claim: any(claim in one for one in self._naming.values()))
+        except (ApiError, UnreachableError, FencedError) as error:
+            _log.warning("claims are not tidied up now; who leads next does it error=%s", error)
+
+    async def label(self) -> None:
+        """Labels pods and ResourceClaims that were made by a version without such labels. An object whose labels may
+        not be changed (an admission policy) is left alone, which the log says. Raises ApiError, UnreachableError,
+        FencedError.
+        """
+        if not self._owner.unlabelled:
+            return
+        for path in (self._path, self._claims.path):
+            try:
+                pages = self._api.pages(path, {"labelSelector": self._owner.unlabelled})
+                found = [one["metadata"] async for page in pages for one in page.items]
+            except ApiError as error:
+                if path == self._path or error.status not in (403, 404):
+                    raise
+                return  # without the kind, or the right to it, none was made
+            for of in found:
+                same = {"uid": of["uid"], "resourceVersion": of["resourceVersion"]}
+                try:
+                    await self._api.patch(f"{path}/{of['name']}", {"metadata": {**same, "labels": self._owner.labels}})
+                except ApiError as error:
+                    if _passes(error):
+                        raise
+                    if error.status != 404:
+                        _log.warning("event=label_refused object=%s/%s error=%s", path, of["name"], error)
+
+    # --- end ----------------------------------------------------------------------------------------------------------
+
+    async def delete(self, replica: Replica, grace_s: float) -> None:
+        """Marks its pod and deletes it, with so much time."""
+        if replica.id in self._making:
+            self._making[replica.id].set()
+            await self._made[replica.id].wait()
+        epoch = str(replica.drain.epoch) if replica.drain is not None else "0"
+        await self._surely(replica.id, lambda: self._delete(replica, epoch, math.ceil(grace_s)))
+
+    async def remove(self, pod: PodSeen) -> None:
+        """Deletes a pod whose engine does not run, with its own time to end; as it is now, where that may change yet.
+
+        Nothing is forced, also where its node is lost: should a container have begun after all, only its kubelet can
+        end it, and tell so. Where there is no node, or all has ended, the API server waits for nobody by itself.
+        """
+        await self._surely(pod.replica, lambda: self._remove(pod))
+
+    async def hasten(self, pod: PodSeen, grace_s: float) -> None:
+        """Leaves a pod that is being deleted no more than so much time."""
+        await self._surely(pod.replica, lambda: self._delete_very(pod, None, math.ceil(grace_s)))
+
+    def take_over(self, stopping: Container[ReplicaId]) -> Iterator[Coroutine[object, object, None]]:
+        """Marks of leaders before are void: what they were about to delete is the plan's again. What they deleted, or
+        marked and somebody else deleted, ends as soon as any that is stopped. `stopping`: who is stopped by us.
+        """
+        yield self.tidy()
+        for pod in self._watched.items.values():
+            if pod.ended and not pod.leaving:
+                yield self.remove(pod)
+            elif pod.drain and pod.replica not in stopping:
+                yield self.hasten(pod, STOP_GRACE_S) if pod.leaving else self.unmark(pod)
+
+    async def unmark(self, pod: PodSeen) -> None:
+        """Takes the mark of a leader before us off a pod that is not deleted: who wrote it can delete it no more."""
+        body = {"metadata": {"uid": pod.uid, "annotations": {pods.DRAIN: None}}}
+        await self._surely(pod.replica, lambda: self._mark(pod, body))
+
+    async def _delete(self, replica: Replica, epoch: str, grace_s: int) -> None:
+        name = pods.name_of(replica.id)
+        pod = self.known(name)
+        if pod is None:
+            found = await self._look(name)
+            pod = None if found is None or not self._owner.owns(found) else pods.read(found)
+            if pod is None or pod.intent != replica.intent:  # a namesake is not it
+                self._hears.is_gone(replica)
+                return
+        if pod.leaving or pod.ended:
+            await self._delete_very(pod, None, grace_s)
+            return
+        mark = {"metadata": {"uid": pod.uid, "annotations": {pods.DRAIN: epoch}}}
+        for _ in range(CONFLICTS_MAX):  # marked anew each time: whoever took the mark away leads no more, or never did
+            marked = await self._mark(pod, mark)
+            if marked is None or await self._delete_very(pod, str(marked["metadata"]["resourceVersion"]), grace_s):
+                return
+        raise UnreachableError(f"DELETE {name}: it changes all the time")
+
+    async def _remove(self, pod: PodSeen) -> None:
+        if pod.ended:
+            await self._delete_very(pod, None, None)
+            return
+        for _ in range(CONFLICTS_MAX):
+            found = await self._look(pod.name)
+            if found is None or found["metadata"]["uid"] != pod.uid:
+                self._watched.suspect()
+                return
+            if await self._delete_very(pod, str(found["metadata"]["resourceVersion"]), None):
+                return
+        raise UnreachableError(f"DELETE {pod.name}: it changes all the time")
+
+    async def _mark(self, pod: PodSeen, body: Object) -> Object | None:
+        """The pod with the mark; None where it is gone."""
+        try:
+            return await self._api.patch(f"{self._path}/{pod.name}", body, MERGE)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            if error.status == 409:  # a namesake; or others write to it all the time
+                found = await self._look(pod.name)
+                if found is not None and found["metadata"]["uid"] == pod.uid:
+                    raise
+            self._watched.suspect()
+            return None
+
+    async def _delete_very(self, pod: PodSeen, version: str | None, grace_s: int | None) -> bool:
+        """Deletes this very pod (None: with its own grace); False where it is not any more what it was."""
+        path = f"{self._path}/{pod.name}"
+        if pod.lingers and grace_s is not None:
+            grace_s = min(grace_s, pods.LINGERED_S)
+        try:
+            left = await self._api.delete(path, uid=pod.uid, version=version, grace_s=grace_s)
+        except ApiError as error:
+            if error.status == 404:
+                self._watched.suspect()
+                return True
+            if error.status != 409:
+                raise
+            if version is None:  # a namesake, which the watch has not told of
+                self._watched.suspect()
+            return False
+        self._watched.expect(str(left.get("metadata", {}).get("resourceVersion", "")))
+        return True
+
+    async def _look(self, name: str) -> Object | None:
+        try:
+            return await self._api.get(f"{self._path}/{name}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+
+    async def _surely(self, replica: ReplicaId, ask: Callable[[], Awaitable[object]]) -> None:
+        """Again until it was answered: it is idempotent, and what is not deleted would hold its devices for ever."""
+        pauses, said = _Pauses(), False
+        while True:
+            try:
+                await ask()
+            except FencedError:
+                _log.info("left to who leads now replica=%s", replica)
+            except (UnreachableError, ApiError) as error:
+                if not said and not isinstance(error, UnreachableError) and not _passes(error):
+                    _log.error("its pod cannot be changed; it is tried on replica=%s error=%s", replica, error)
+                    said = True
+                await pauses.rest()
+                continue
+            except MALFORMED as error:  # an answer that cannot be read: the pod holds its devices until it is gone
+                if not said:
+                    self._hears.order_failed(replica, described(error))
+                    said = True
+                await pauses.rest()
+                continue
+            return
+
+
+class _Pauses:
+    """They grow, and no two orders keep the same."""
+
+    def __init__(self) -> None:
+        self._next_s = RETRY_S
+
+    async def rest(self, sooner: asyncio.Event | None = None) -> None:
+        pause_s = self._next_s * random.uniform(0.5, 1)  # noqa: S311  no secret
+        self._next_s = min(RETRY_GROWTH * self._next_s, RETRY_S_MAX)
+        try:
+            async with asyncio.timeout(pause_s):
+                await (sooner or asyncio.Event()).wait()
+        except TimeoutError:
+            return
+
+
+def _passes(error: ApiError) -> bool:
+    """Whether the same request may succeed later with nothing changed in it."""
+    contended = error.status == 409 and error.reason == "Conflict"  # of a ResourceQuota that others use, too
+    return (
+        error.status in BUSY
+        or error.status >= 500
+        or contended
+        or (error.status == 403 and any(words in error.message for words in PASSING))
+    )

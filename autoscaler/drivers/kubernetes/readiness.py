@@ -1,0 +1,114 @@
+"""Asks engines in pods themselves whether they are ready, each for as long as its pod runs. I/O.
+
+A kubelet would ask once a second. Promises: who is called ready is the very pod that the watch has at that address, for
+addresses are given out again; of two pods at one address the older is told as unready, and the watch is suspected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers import probes
+from autoscaler.drivers.contained import persist
+from autoscaler.drivers.kubernetes.objects.pod import PodSeen
+from autoscaler.kubernetes.watching import Key, Watched
+from autoscaler.state.events import Seen
+
+
+class See(Protocol):
+    """Takes what was seen of a pod."""
+
+    def __call__(self, pod: PodSeen, seen: Seen, *, reason: str = "") -> None:
+        """Tells it, if it is news."""
+
+
+class Asking:
+    """Probes the pods of one driver. `last_seen` returns the last observation of a Replica; `faults` returns the
+    function that reports exceptions of a Model.
+    """
+
+    def __init__(  # noqa: PLR0917  whose, where, then whom to ask and to tell, and how often
+        self,
+        pods: Watched[PodSeen],
+        tasks: asyncio.TaskGroup,
+        last_seen: Callable[[ReplicaId], Seen],
+        see: See,
+        pace: probes.Pace,
+        clock: Callable[[], float],
+        faults: Callable[[ModelName], Callable[[str], None]],
+    ) -> None:
+        self._pods = pods
+        self._tasks = tasks
+        self._last_seen = last_seen
+        self._see = see
+        self._pace = pace
+        self._clock = clock
+        self._faults = faults
+        self._asked: dict[ReplicaId, asyncio.Task[None]] = {}
+
+    def begin(self, pod: PodSeen) -> None:
+        """It runs; nothing, if it is asked already."""
+        if pod.replica not in self._asked:
+            asking = persist(partial(self._ask, pod), self._faults(pod.model))
+            self._asked[pod.replica] = self._tasks.create_task(asking)
+
+    async def _ask(self, pod: PodSeen) -> None:
+        """Probes an engine for as long as its pod runs."""
+        born_s, failed = self._clock(), 0
+        while True:
+            await self._pace.turn()
+            began_s = self._clock()
+            answered = await self._probe(pod)
+            seen = self._last_seen(pod.replica)
+            failed = 0 if answered else failed + 1
+            pause_s = probes.READY_EVERY_S
+            if answered and seen is not Seen.READY:
+                if self._is_there(pod):
+                    self._see(pod, Seen.READY)
+            elif not answered and seen is Seen.STARTING:
+                pause_s = self._pace.every_s(self._clock() - born_s, listens=answered is not None)
+            elif failed >= probes.FAILURES_MAX and seen is Seen.READY:
+                self._see(pod, Seen.UNREADY, reason=f"{probes.FAILURES_MAX} probes in a row failed")
+            await asyncio.sleep(max(0.0, began_s + pause_s - self._clock()))
+
+    def _is_there(self, pod: PodSeen) -> bool:
+        """Whether what answered is this very pod, as far as the watch knows: addresses are given out again."""
+        now = self._pods.items.get(Key(pod.namespace, pod.name))
+        there = now is not None and (now.uid, now.ip) == (pod.uid, pod.ip) and not now.leaving
+        return there and not self._older(pod)
+
+    def look_for_namesake(self, pod: PodSeen) -> None:
+        """Two pods at one address: the older is gone, and we were not told so."""
+        for other in self._at(pod.ip):
+            if other.uid != pod.uid and (other.started_unix_s or 0.0) <= (pod.started_unix_s or 0.0):
+                self.stop(other.replica)
+                self._see(other, Seen.UNREADY, reason=f"its address was given to {pod.name}")
+                self._pods.suspect()
+
+    def _older(self, pod: PodSeen) -> bool:
+        """Whether a younger pod of ours is at its address."""
+        return any((one.started_unix_s or 0.0) > (pod.started_unix_s or 0.0) for one in self._at(pod.ip))
+
+    def _at(self, ip: str) -> list[PodSeen]:
+        """Our pods that run at an address, as far as the watch knows: at most one, if all is well."""
+        return [pod for pod in self._pods.items.values() if pod.ip == ip and pod.started_unix_s and not pod.ended]
+
+    async def answers(self, pod: PodSeen) -> bool:
+        """Whether it is ready now."""
+        runs = pod.started_unix_s is not None and pod.ip and not pod.ended
+        return bool(runs and await self._probe(pod) and self._is_there(pod))
+
+    @staticmethod
+    async def _probe(pod: PodSeen) -> bool | None:
+        tls_name = None if pod.tls_name is None else pod.tls_name or pod.ip
+        return await probes.probe(pod.ip, pod.port, pod.readiness_path, tls_name=tls_name)
+
+    def stop(self, replica: ReplicaId) -> None:
+        """It does not run any more, or gets no more Calls."""
+        asked = self._asked.pop(replica, None)
+        if asked is not None:
+            asked.cancel()

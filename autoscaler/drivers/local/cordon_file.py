@@ -1,0 +1,100 @@
+"""Operators' orders about Devices and nodes on one machine: one file of the state directory. I/O.
+
+Owns STATE/cordons.json, which is replaced whole and on the disk before an order is in force. Moments are written as
+Unix seconds, since the monotonic clock of another boot has nothing in common with ours. A file that cannot be read is
+moved aside and said: nothing is closed then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from autoscaler.drivers.driver import CordonError
+from autoscaler.drivers.local.state_directory import StateDirectory, move_aside, replace_file
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, Place
+from autoscaler.state.world import NodeId
+
+CORDONS_MAX = 1000
+"""Orders that are kept; more is no order but a mistake."""
+
+Observe = Callable[[tuple[CordonsSeen, ...]], None]
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """One order as it is written."""
+
+    place: Place
+    node: str
+    since_unix_s: float
+    drain: bool = False
+    force: bool = False
+
+
+class CordonFile:
+    """The orders of one machine. `clock` is the monotonic one of the World, `wall` gives Unix seconds."""
+
+    def __init__(
+        self, state: StateDirectory, observe: Observe, clock: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
+        self._path = state.path / "cordons.json"
+        self._observe = observe
+        self._clock = clock
+        self._wall = wall
+        self._cordons: dict[Place, Cordon] = {}
+        self._writing = asyncio.Lock()
+
+    def load(self) -> str:
+        """Takes what was kept and has it observed; one line where the file was broken and moved aside."""
+        try:
+            kept = msgspec.json.decode(self._path.read_bytes(), type=tuple[Kept, ...])
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+            return f"{self._path} cannot be read ({error}): {move_aside(self._path)}; no device is cordoned any more"
+        self._cordons = {one.place: cordon(one, self._clock() - self._wall()) for one in kept}
+        self._tell()
+        return ""
+
+    async def put(self, cordon: Cordon) -> None:
+        """As `Cordons`."""
+        async with self._writing:
+            if cordon.place not in self._cordons and len(self._cordons) >= CORDONS_MAX:
+                raise CordonError(f"{CORDONS_MAX} devices and nodes are cordoned already: uncordon some")
+            await self._keep({**self._cordons, cordon.place: cordon})
+
+    async def lift(self, place: Place) -> None:
+        """As `Cordons`."""
+        async with self._writing:
+            if place in self._cordons:
+                await self._keep({other: one for other, one in self._cordons.items() if other != place})
+
+    async def _keep(self, cordons: dict[Place, Cordon]) -> None:
+        content = msgspec.json.encode([kept(one, self._wall() - self._clock()) for one in cordons.values()])
+        try:
+            await asyncio.to_thread(replace_file, self._path, content, durable=True)
+        except OSError as error:
+            raise CordonError(f"{self._path} cannot be written ({error.strerror})") from error
+        self._cordons = cordons
+        self._tell()
+
+    def _tell(self) -> None:
+        self._observe((CordonsSeen(cordons=tuple(self._cordons.values())),))
+
+
+def kept(cordon: Cordon, to_unix_s: float) -> Kept:
+    """As it is written; `to_unix_s` is added to moments."""
+    return Kept(cordon.place, cordon.node, cordon.since_s + to_unix_s, cordon.drain, cordon.force)
+
+
+def cordon(kept: Kept, from_unix_s: float) -> Cordon:
+    """As the World has it; `from_unix_s` is added to moments."""
+    return Cordon(
+        place=kept.place,
+        node=NodeId(kept.node),
+        since_s=kept.since_unix_s + from_unix_s,
+        drain=kept.drain,
+        force=kept.force,
+    )

@@ -1,0 +1,173 @@
+"""Devices of one machine as Slices: declared ones, else NVML's, else the host's memory. I/O: `Nvml`, in a thread.
+
+Owns the inventory of the local driver and what is measured on it. One shared Slice per device, named as the device.
+Declared devices are believed: nothing is asked of NVML then, and engines see the machine as it is. NVML that fails or
+hangs after the start makes its Slices unhealthy; they come back when it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from autoscaler.drivers.local.nvml import Gpu, Nvml, NvmlError, open_nvml
+from autoscaler.queries.sizing import is_told
+from autoscaler.spec.model import Model
+from autoscaler.spec.settings import DeclaredDevice
+from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId
+
+NODE = NodeId("local")
+ANSWER_SECONDS_MAX = 5.0
+"""NVML that takes longer is taken for broken."""
+RESERVED_BYTES, RESERVED_SHARE = 2 << 30, 0.2
+"""Of the host's memory the larger of these is left to everything else, but never more than half."""
+
+_log = logging.getLogger(__name__)
+
+
+class Devices:
+    """The inventory. `declared` wins over NVML, NVML over the host."""
+
+    def __init__(
+        self, declared: tuple[DeclaredDevice, ...] = (), nvml_opener: Callable[[], Nvml | None] = open_nvml
+    ) -> None:
+        self._declared = declared
+        self._nvml_opener = nvml_opener
+        self._nvml: Nvml | None = None
+        self._slices: tuple[Slice, ...] = ()
+        self._asked: asyncio.Future[tuple[Gpu, ...]] | None = None
+        """The question NVML has not answered yet: never a second one beside it."""
+
+    async def open(self) -> tuple[Slice, ...]:
+        """The inventory; call it once, first."""
+        if not self._declared:
+            self._nvml = await asyncio.to_thread(self._nvml_opener)
+        gpus: tuple[Gpu, ...] = ()
+        if self._nvml is not None:
+            gpus = visible(await asyncio.to_thread(self._nvml.gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
+            self._nvml = self._nvml if gpus else None
+        if self._declared:
+            self._slices = tuple(_slice(d.name, d.memory_bytes, d.model) for d in self._declared)
+        elif gpus:
+            self._slices = tuple(_slice(g.uuid, g.memory_bytes, g.product, healthy=g.healthy) for g in gpus)
+        else:
+            self._slices = (_slice("host", host_bytes(psutil.virtual_memory().total, _cgroup_bytes()), ""),)
+        return self._slices
+
+    @property
+    def measured(self) -> bool:
+        """Whether NVML tells of these devices; without it there is nothing to look at again."""
+        return self._nvml is not None
+
+    @property
+    def host(self) -> bool:
+        """Whether its one device is the host's memory."""
+        return self._nvml is None and not self._declared
+
+    async def look(self) -> tuple[Slice, ...] | None:
+        """The inventory where it changed since the last look, else None."""
+        if self._nvml is None:
+            return None
+        healthy = await self._healthy(self._nvml)
+        slices = tuple(msgspec.structs.replace(s, healthy=s.device in healthy) for s in self._slices)
+        if slices == self._slices:
+            return None
+        self._slices = slices
+        return slices
+
+    async def _healthy(self, nvml: Nvml) -> frozenset[str]:
+        if self._asked is None:
+            self._asked = asyncio.ensure_future(asyncio.to_thread(nvml.gpus))
+        try:
+            gpus = await asyncio.wait_for(asyncio.shield(self._asked), ANSWER_SECONDS_MAX)
+        except TimeoutError:
+            _log.warning("nvml does not answer: its devices are unhealthy")
+            return frozenset()
+        except NvmlError as error:
+            self._asked = None
+            _log.warning("nvml failed: its devices are unhealthy error=%s", error)
+            return frozenset()
+        self._asked = None
+        return frozenset(gpu.uuid for gpu in gpus if gpu.healthy)
+
+    def environment(self, slices: Iterable[SliceId]) -> dict[str, str]:
+        """What an engine on these Slices must see, so that it uses no other GPU; nothing where NVML does not tell."""
+        if self._nvml is None:
+            return {}
+        known = {s.id: s.device for s in self._slices}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(known[s] for s in slices if s in known)}
+
+    def fraction(self, model: Model, replica: Replica) -> float | None:
+        """The part of its Device that one was granted which may have less or more, or is counted with a size of its
+        document, rounded down: nothing but its engine keeps it to that. None: it has all of it.
+        """
+        sizes = [s.memory_bytes for s in self._slices if s.id in replica.slices]
+        said = model.spec.gpu.memory_bytes
+        part = bool(said) and len(sizes) == 1 and replica.memory_bytes < max(sizes)
+        if not sizes or not (part or is_told(model)):
+            return None
+        return max(1, min(1000, replica.memory_bytes * 1000 // max(sizes))) / 1000
+
+    async def holding(self, slices: Iterable[SliceId], pids: Iterable[int]) -> dict[int, int]:
+        """Bytes of these Slices' devices per process, of those asked for. Raises NvmlError."""
+        if self._nvml is None:
+            return {}
+        wanted, found = set(pids), dict[int, int]()
+        for s in slices:
+            for pid, size_bytes in (await asyncio.to_thread(self._nvml.memory_by_pid, s)).items():
+                if pid in wanted:
+                    found[pid] = found.get(pid, 0) + size_bytes
+        return found
+
+
+def visible(gpus: tuple[Gpu, ...], names: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES lets a process use: numbers in the order of the PCI bus, or beginnings of
+    UUIDs. As in CUDA, the first name that is wrong ends the list. None: all.
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    """
+    if names is None:
+        return gpus
+    found: list[Gpu] = []
+    for name in (part.strip() for part in names.split(",")):
+        of = (
+            gpus[int(name) : int(name) + 1]
+            if name.isdecimal()
+            else [g for g in gpus if name and g.uuid.startswith(name)]
+        )
+        if not of:
+            break
+        found += of[:1]
+    return tuple(found)
+
+
+def host_bytes(total_bytes: int, limit_bytes: int | None) -> int:
+    """How much of the host's memory Replicas may use, given the total and the cgroup's limit, if there is one."""
+    usable = min(total_bytes, limit_bytes) if limit_bytes is not None else total_bytes
+    reserved = max(RESERVED_BYTES, int(usable * RESERVED_SHARE))
+    return max(usable - reserved, usable // 2)
+
+
+def _cgroup_bytes() -> int | None:
+    """The memory limit of a container (cgroup v2), None without one."""
+    try:
+        text = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def _slice(name: str, memory_bytes: int, product: str, *, healthy: bool = True) -> Slice:
+    return Slice(
+        id=SliceId(name),
+        device=DeviceId(name),
+        node=NODE,
+        memory_bytes=int(memory_bytes),
+        product=product,
+        healthy=healthy,
+    )

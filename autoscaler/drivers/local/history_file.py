@@ -1,0 +1,76 @@
+"""What is remembered of Models across restarts, in one file of the state directory. I/O.
+
+Times of the monotonic clock mean nothing to another process, so they are written as ages beside the wall clock's time
+of writing. Promises: written at most once a minute (and when asked to, at the end), replaced whole; a file that cannot
+be read is moved aside and reported: nothing is remembered then, and nothing breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from autoscaler.contract import ModelName
+from autoscaler.drivers.local.state_directory import StateDirectory, move_aside, replace_file
+from autoscaler.state.world import History
+
+EVERY_S = 60.0
+MOMENTS = (
+    "last_activity_s",
+    "refused_cold_s",
+    "woken_s",
+    "first_try_s",
+    "served_until_s",
+    "stopped_idle_s",
+    "hold_until_s",
+    "retry_at_s",
+    "refused_until_s",
+)
+"""Fields of History that are moments, to be moved from one clock to the other. 0.0 and None are `never`."""
+FORGOTTEN = ("peaks",)
+"""Fields that name pieces of the old clock and are left out: an idle window fills them again."""
+
+
+class _File(msgspec.Struct, frozen=True):
+    saved_unix_s: float
+    histories: dict[ModelName, History]
+    """Moments are relative to the time of saving: negative is past."""
+
+
+class HistoryFile:
+    """Keeps histories. `clock` is the monotonic one they are in, `wall` gives Unix seconds."""
+
+    def __init__(self, state: StateDirectory, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._path: Path = state.path / "histories.json"
+        self._clock = clock
+        self._wall = wall
+        self._saved_s: float | None = None
+
+    def save(self, histories: Mapping[ModelName, History], *, at_once: bool = False) -> bool:
+        """Writes them, unless it did less than a minute ago; True when written. Raises OSError."""
+        now_s = self._clock()
+        if not at_once and self._saved_s is not None and now_s - self._saved_s < EVERY_S:
+            return False
+        moved = {name: _move(history, -now_s) for name, history in histories.items()}
+        replace_file(self._path, msgspec.json.encode(_File(self._wall(), moved)))
+        self._saved_s = now_s
+        return True
+
+    def load(self) -> tuple[dict[ModelName, History], str]:
+        """(what is remembered, in this process's clock; one line when the file was broken and moved aside)."""
+        try:
+            file = msgspec.json.decode(self._path.read_bytes(), type=_File)
+        except FileNotFoundError:
+            return {}, ""
+        except (OSError, ValueError) as error:
+            moved = move_aside(self._path)
+            return {}, f"{self._path} cannot be read ({error}): {moved}; nothing is remembered of earlier starts"
+        saved_s = self._clock() - max(0.0, self._wall() - file.saved_unix_s)
+        return {name: _move(history, saved_s) for name, history in file.histories.items()}, ""
+
+
+def _move(history: History, by_s: float) -> History:
+    moments = {name: (value + by_s) or -1e-9 for name in MOMENTS if (value := getattr(history, name))}
+    return msgspec.structs.replace(history, **moments, **dict.fromkeys(FORGOTTEN, ()))

@@ -1,0 +1,55 @@
+"""What room is worth, across restarts: one file of the state directory. I/O.
+
+Owns STATE/lesson.json, which is replaced whole. Another autoscaler of the same cluster has a file of its own, or learns
+anew. A file that cannot be read, or of another version, is told of in one line: then it is learnt again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from autoscaler.drivers.local.state_directory import StateDirectory, move_aside, replace_file
+from autoscaler.placement.learning.training import taught
+from autoscaler.state.placement_value import Lesson
+
+VERSION: Final = 1
+"""Of what tables mean: another one is not read."""
+FILE_BYTES_MAX: Final = 32 << 20
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
+class _File(msgspec.Struct, frozen=True):
+    version: int
+    lesson: Lesson
+
+
+class LessonFile:
+    """Keeps the last Lesson."""
+
+    def __init__(self, state: StateDirectory) -> None:
+        self._path = state.path / "lesson.json"
+
+    def save(self, lesson: Lesson) -> None:
+        """Raises OSError."""
+        replace_file(self._path, msgspec.json.encode(_File(VERSION, lesson)))
+
+    def load(self) -> tuple[Lesson | None, str]:
+        """(what was kept, one line where it cannot be used). A broken file is moved aside."""
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(FILE_BYTES_MAX)
+            version = msgspec.json.decode(text, type=_Version).version
+            if version != VERSION:
+                return None, f"{self._path} is of version {version}, not {VERSION}: what it says is learnt again"
+            lesson = msgspec.json.decode(text, type=_File).lesson
+            taught(lesson)
+        except FileNotFoundError:
+            return None, ""
+        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+            return None, f"{self._path} cannot be read ({error}): {move_aside(self._path)}; it is learnt again"
+        return lesson, ""

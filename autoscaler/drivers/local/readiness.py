@@ -1,0 +1,173 @@
+"""Whether one engine may get Calls, asked again and again for as long as it lives. I/O; the sequel of a probe's answer.
+
+Owns what an answer means: the first 200 of its own process is READY; three failures in a row afterwards are UNREADY;
+the next 200 is READY again. While an engine starts it also looks whether its memory still grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from autoscaler.drivers import probes
+from autoscaler.drivers.backoff import patiently
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.engine_process import Engine
+from autoscaler.drivers.local.nvml import NvmlError
+from autoscaler.drivers.local.ports import HOST, holds_one, listeners
+from autoscaler.drivers.local.processes import Reaper, find
+from autoscaler.drivers.local.state_directory import Record
+from autoscaler.state.events import Seen
+from autoscaler.text import size
+
+WEIGH_EVERY_S = 1.0
+"""How often the memory of an engine that starts is looked at."""
+WEIGH_READY_S = 10.0
+"""And of one that is ready."""
+EXCESS = 1.03
+"""A Replica that uses more than its claim by this factor is reported, and again each time it has grown by as much."""
+GREW_BYTES = 1 << 20
+FIRST_CALLS_S = 0.05
+"""An engine that just got ready is about to get its first Calls: looking at its processes waits until they are out."""
+
+_log = logging.getLogger(__name__)
+
+
+class See(Protocol):
+    """Where it puts what it finds out."""
+
+    def __call__(self, engine: Engine, seen: Seen, *, reason: str = "", grew: bool = False) -> None:
+        """The engine is seen as `seen` from now on."""
+
+
+class Readiness:
+    """Asks engines. `remember` keeps a record that changed."""
+
+    def __init__(
+        self,
+        devices: Devices,
+        reaper: Reaper,
+        clock: Callable[[], float],
+        see: See,
+        remember: Callable[[Record], None],
+    ) -> None:
+        self._devices = devices
+        self._reaper = reaper
+        self._clock = clock
+        self._see = see
+        self._remember = remember
+        self._pace = probes.Pace(clock)
+
+    async def ask(self, engine: Engine) -> None:
+        """Probes it until cancelled, one probe at a time."""
+        weigh_s = engine.born_s + WEIGH_EVERY_S
+        while True:
+            await self._pace.turn()
+            began_s = self._clock()
+            answered = await self._probe(engine.record)
+            pause_s = await self._judge(engine, answered=answered)
+            if self._clock() >= weigh_s:
+                weigh_s = self._clock() + (WEIGH_EVERY_S if engine.seen is Seen.STARTING else WEIGH_READY_S)
+                await self._look_again(engine)
+            await asyncio.sleep(max(0.0, began_s + pause_s - self._clock()))
+
+    async def answers(self, engine: Engine) -> bool:
+        """One probe: whether it is ready and the answer is its own."""
+        answered = await self._probe(engine.record)
+        return bool(answered) and await self._is_its_own(engine)
+
+    @staticmethod
+    async def _probe(record: Record) -> bool | None:
+        if record.tls is None:
+            return await probes.probe(HOST, record.port, record.readiness_path)
+        return await probes.probe(HOST, record.port, record.readiness_path, tls_name=record.tls.server_name or HOST)
+
+    async def _judge(self, engine: Engine, *, answered: bool | None) -> float:
+        """What a probe means. Returns seconds from its beginning to the next."""
+        if engine.seen is Seen.STARTING:
+            if not answered:
+                listens = answered is not None
+                await self._look_early(engine, listens=listens)
+                return probes.every_s(self._clock() - engine.born_s, listens=listens)
+            if not engine.owns_port and not await self._is_its_own(engine):
+                if not engine.reason:
+                    reason = f"a foreign process listens on its port {engine.record.port}"
+                    self._see(engine, Seen.STARTING, reason=reason)
+                return probes.READY_EVERY_S
+            await self._got_ready(engine)
+        elif answered:
+            engine.failed_probes = 0
+            if engine.seen is Seen.UNREADY:
+                self._see(engine, Seen.READY)
+        else:
+            engine.failed_probes += 1
+            if engine.failed_probes >= probes.FAILURES_MAX and engine.seen is Seen.READY:
+                self._see(engine, Seen.UNREADY, reason=f"{probes.FAILURES_MAX} probes in a row failed")
+        return probes.READY_EVERY_S
+
+    async def _got_ready(self, engine: Engine) -> None:
+        engine.record = msgspec.structs.replace(engine.record, was_ready=True)
+        self._see(engine, Seen.READY)
+        await asyncio.sleep(FIRST_CALLS_S)
+        await self._weigh(engine)
+        self._remember(engine.record)
+
+    async def _look_again(self, engine: Engine) -> None:
+        """Whether the memory of one that starts grows; what one that is ready uses."""
+        grew = await self._weigh(engine)
+        if engine.seen is Seen.STARTING and grew:
+            self._see(engine, Seen.STARTING, reason=engine.reason, grew=True)
+        elif engine.seen is Seen.READY and engine.used_bytes:
+            self._see(engine, Seen.READY)
+
+    async def _look_early(self, engine: Engine, *, listens: bool) -> None:
+        """Looks whose the port is while the engine still loads: at its first 200 Calls would wait for the answer."""
+        if not listens:
+            engine.owns_port = None
+        elif engine.owns_port is None:
+            engine.owns_port = await self._is_its_own(engine)
+
+    async def _is_its_own(self, engine: Engine) -> bool:
+        """Whether the process that answers on its port belongs to it. What the kernel does not tell is believed."""
+        inodes = await patiently(partial(listeners, engine.record.port))
+        if not inodes or await patiently(partial(holds_one, (engine.record.pid,), inodes)) is not False:
+            return True
+        found, _ = await find(engine.claim, self._reaper)
+        return await patiently(partial(holds_one, [one.pid for one in found], inodes)) is not False
+
+    async def _weigh(self, engine: Engine) -> bool:
+        """Looks at its memory, of the host and of its devices; True when it grew since the last look."""
+        found, _ = await find(engine.claim, self._reaper)
+        memory_bytes = sum(one.rss_pages for one in found) * os.sysconf("SC_PAGE_SIZE")
+        try:
+            held = await self._devices.holding(engine.record.slices, (one.pid for one in found))
+        except NvmlError as error:
+            _log.warning("gpu memory is not known replica=%s error=%s", engine.record.id, error)
+            held = {}
+        if held:
+            pids = tuple(sorted({*engine.record.gpu_pids, *held}))
+            engine.record = msgspec.structs.replace(engine.record, gpu_pids=pids)
+        on_device = memory_bytes if self._devices.host else sum(held.values())
+        engine.used_bytes = on_device // max(1, len(engine.record.slices))
+        self._report_excess(engine)
+        memory_bytes += sum(held.values())
+        grew, engine.memory_bytes = memory_bytes - engine.memory_bytes >= GREW_BYTES, memory_bytes
+        return grew
+
+    def _report_excess(self, engine: Engine) -> None:
+        """Logs a Replica that uses more memory of a GPU than it was placed with: its neighbours may run out of it."""
+        claimed_bytes = engine.record.memory_bytes
+        bound_bytes = max(claimed_bytes, engine.reported_bytes) * EXCESS
+        if not self._devices.measured or not claimed_bytes or engine.used_bytes <= bound_bytes:
+            return
+        engine.reported_bytes = engine.used_bytes
+        _log.warning(
+            "replica uses more device memory than its claim replica=%s used=%s claimed=%s; raise spec.gpu.memory",
+            engine.record.id, size(engine.used_bytes), size(claimed_bytes),
+        )  # fmt: skip

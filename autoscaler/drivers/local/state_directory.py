@@ -1,0 +1,267 @@
+"""The state directory: which Replicas were started here, kept so that a restarted Pilotlight knows its own. I/O.
+
+    STATE/version      of this layout; a newer one is refused
+    STATE/installation names this installation in the marks of its processes; made once
+    STATE/epoch        of the last leader; none is ever used twice
+    STATE/lock         held (flock) by the one process that owns the directory, with its pid inside
+    STATE/replicas/    one record per Replica, written before its process exists and again with its pid
+    STATE/logs/        one log per Replica
+    STATE/run/         sockets
+
+Files are replaced whole (a temporary one is renamed), so a crash leaves the old or the new. Only what must outlive a
+power cut is synced (`durable`): version, installation and epoch here, stored keys elsewhere. Records are not, since no
+process outlives the machine. A record that cannot be read is moved aside and reported, never fatal. The other files
+are never guessed at: engines that run depend on them, so `open` refuses, naming the file and the fix.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import time
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+import msgspec
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.spec.model import EngineTls
+from autoscaler.state.world import SliceId
+
+VERSION = 1
+EPOCH = "epoch"
+INSTALLATION = re.compile(r"[0-9a-f]{16}")
+TEXT_BYTES_MAX = 64
+"""What is read of version, installation and epoch."""
+NAME_CHARACTERS_MAX = 150
+"""Longer ids become a hash in file names, which may have 255 bytes."""
+
+
+class StateError(Exception):
+    """The state directory cannot be used. `str()` is one line that names it as it was given, and the fix."""
+
+
+class InUseError(StateError):
+    """Another process owns it: nothing is wrong with it."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What must be known of a Replica to adopt it: its facts, its identity, how to ask it."""
+
+    id: ReplicaId
+    model: ModelName
+    spec_hash: str
+    intent: str
+    slices: tuple[SliceId, ...]
+    memory_bytes: int
+    compute_percent: int = 0
+    slots: int = 1
+    port: int = 0
+    readiness_path: str = "/"
+    tls: EngineTls | None = None
+    boot: str = ""
+    pid: int = 0
+    start_ticks: int = 0
+    """0: not known yet; its process, if there is one, is found by its mark."""
+    was_ready: bool = False
+    gpu_pids: tuple[int, ...] = ()
+    """Processes that were seen to hold memory of a device, for the proof of clean."""
+
+
+class StateDirectory:
+    """One state directory. Make it with `open` (the owner) or `attach` (a process of the owner)."""
+
+    def __init__(self, path: Path, installation: str, lock_fd: int | None) -> None:
+        self.path = path
+        self.installation = installation
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Makes it where it is missing, and owns it until `close` or the end of the process. Raises StateError."""
+        given = Path(path)
+        try:
+            given.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_version(given)
+            lock_fd = _lock(given)
+            try:
+                _epoch(given)
+                for part in ("replicas", "logs", "run"):
+                    (given / part).mkdir(mode=0o700, exist_ok=True)
+                replace_file(given / "version", f"{VERSION}\n".encode(), durable=True)
+                if not (given / "installation").exists():
+                    replace_file(given / "installation", secrets.token_hex(8).encode(), durable=True)
+                return cls(given, _installation(given), lock_fd)
+            except BaseException:
+                os.close(lock_fd)
+                raise
+        except OSError as error:
+            why = f"{error.filename or path}: {error.strerror or type(error).__name__}"
+            raise StateError(
+                f"state directory {path} cannot be used ({why}): name a writable one with --state"
+            ) from error
+
+    @classmethod
+    def attach(cls, path: str | Path) -> Self:
+        """Uses one that another process owns. Raises StateError."""
+        given = Path(path)
+        try:
+            _check_version(given)
+            return cls(given, _installation(given), None)
+        except OSError as error:
+            raise StateError(f"state directory {path} is not there or cannot be read ({error.strerror})") from error
+
+    def close(self) -> None:
+        """Lets another process own it."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def next_epoch(self) -> int:
+        """One more than any leader of this state directory had; never given again. Raises StateError."""
+        epoch = _epoch(self.path) + 1
+        try:
+            replace_file(self.path / EPOCH, f"{epoch}\n".encode(), durable=True)
+        except OSError as error:
+            raise StateError(f"{self.path / EPOCH} cannot be written ({error.strerror}): look at its disk") from error
+        return epoch
+
+    @property
+    def mark_prefix(self) -> str:
+        """What the marks of all processes of this installation begin with; the Replica's id follows."""
+        return f"{self.installation}/"
+
+    def log(self, replica: ReplicaId) -> Path:
+        """Where a Replica's output is kept."""
+        return self.path / "logs" / f"{_file_name(replica)}.log"
+
+    def put(self, record: Record) -> None:
+        """Writes a record. Raises OSError.
+
+        The old one is removed first, because ext4 flushes a file that is renamed over another to the disk, which takes
+        milliseconds. Killed in between, a process without a record is left, which the next driver removes.
+        """
+        replace_file(self._record(record.id), msgspec.json.encode(record), over=False)
+
+    def drop(self, replica: ReplicaId) -> None:
+        """Removes a record; none is fine. Raises OSError."""
+        self._record(replica).unlink(missing_ok=True)
+
+    def records(self) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+        """(all records, one line for each that could not be read and was moved aside)."""
+        good: list[Record] = []
+        broken: list[str] = []
+        for path in sorted((self.path / "replicas").glob("*.json")):
+            try:
+                record = msgspec.json.decode(path.read_bytes(), type=Record)
+                if self._record(record.id) != path:
+                    raise ValueError("it names another Replica")  # noqa: TRY301 - handled as every other fault of it
+                good.append(record)
+            except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+                broken.append(f"the record {path} cannot be read ({error}): {move_aside(path)}")
+        return tuple(good), tuple(broken)
+
+    def _record(self, replica: ReplicaId) -> Path:
+        return self.path / "replicas" / f"{_file_name(replica)}.json"
+
+
+def _file_name(replica: ReplicaId) -> str:
+    name = quote(replica, safe="")
+    return name if len(name) <= NAME_CHARACTERS_MAX else hashlib.sha256(replica.encode()).hexdigest()
+
+
+def replace_file(path: Path, content: bytes, *, over: bool = True, durable: bool = False) -> None:
+    """Replaces a file whole, readable by its owner only. Raises OSError.
+
+    `over` False: the old one is removed first. `durable`: on the disk before it takes the old one's place, for what
+    must outlive a power cut.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(fd)
+    if not over:
+        path.unlink(missing_ok=True)
+    temporary.rename(path)
+
+
+def move_aside(path: Path) -> str:
+    """Renames a file that cannot be read to *.broken, and says so; where even that fails it stays."""
+    aside = path.with_suffix(".broken")
+    try:
+        path.rename(aside)
+    except OSError as error:
+        return f"it cannot be moved aside either ({error.strerror})"
+    return f"moved to {aside}"
+
+
+def _check_version(path: Path) -> None:
+    file = path / "version"
+    try:
+        text = _text(file)
+    except FileNotFoundError:
+        return
+    if not text.isdecimal() or int(text) < 1:
+        raise StateError(
+            f"{file} holds no layout number: {path} is not one of Pilotlight's (name another with --state), or it is "
+            f"damaged (write {VERSION} into that file)"
+        )
+    if int(text) > VERSION:
+        raise StateError(
+            f"state directory {path} is of a newer Pilotlight (layout {text}, this one knows {VERSION}): "
+            "upgrade, or name another with --state"
+        )
+
+
+def _installation(path: Path) -> str:
+    file = path / "installation"
+    name = _text(file)
+    if not INSTALLATION.fullmatch(name):
+        raise StateError(
+            f"state directory {path} is damaged ({file} holds no installation's name): name another with --state, or "
+            "remove that file when none of its engines runs any more"
+        )
+    return name
+
+
+def _epoch(path: Path) -> int:
+    """Of the last leader; 0 before the first."""
+    file = path / EPOCH
+    try:
+        text = _text(file)
+    except FileNotFoundError:
+        return 0
+    if not text.isdecimal():
+        raise StateError(
+            f"{file} holds no number: write one above every earlier epoch into it, such as {int(time.time())}"
+        )
+    return int(text)
+
+
+def _text(file: Path) -> str:
+    """Of one of the small files. Raises OSError; bytes that are no text are none that we wrote."""
+    with file.open("rb") as opened:
+        return opened.read(TEXT_BYTES_MAX).decode(errors="replace").strip()
+
+
+def _lock(path: Path) -> int:
+    """Returns the descriptor that holds the lock. Raises InUseError when another process does, OSError otherwise."""
+    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise InUseError(
+            f"another pilotlight uses {path} (pid {pid}): stop it, or name another directory with --state"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd

@@ -1,0 +1,152 @@
+"""A Model and a port -> the command line, environment and readiness path that start its engine. Pure.
+
+Owns filling in an engine's data. What is installed is given as an argument; nothing is looked up, nothing is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from autoscaler.engines import xllamacpp_server
+from autoscaler.queries.sizing import AS_ASKED, Given
+from autoscaler.spec.artifact import STORED
+from autoscaler.spec.engines import Adapters, Engine, EngineError, Program, fill
+from autoscaler.spec.model import Model
+from autoscaler.spec.table import ENGINES
+
+LAUNCHER = xllamacpp_server.__file__
+FILE = "file://"
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver starts. `env` is added to the environment that the driver gives, without what a kubelet must fill
+    in (`valueFrom`); `readiness_path` answers 200.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    readiness_path: str
+
+
+def launch(
+    model: Model, model_path: str | None, host: str, port: int, available: Mapping[str, str], *, gpus: bool = False,
+    given: Given = AS_ASKED, ipv6: bool = False,
+) -> Launch:  # fmt: skip
+    """How to start one Replica listening on (host, port). `ipv6`: `host` stands for an IPv6 address.
+
+    `model_path`: where the weights lie on this node; None: where the artifact says. `available`: name -> path of the
+    programs of this node (`llama-server`, `vllm`, `ollama`; for `xllamacpp` and `sglang` a Python that can import it).
+    `gpus`: its Devices are GPUs. `given`: what of that which the document asks for it has. Raises EngineError, one line
+    that names the Model and the fix.
+    """
+    engine = ENGINES[model.spec.engine]
+    values, env = _values(model, model_path, host, port, given), dict[str, str]()
+    try:
+        if model_path is None:
+            _check_reachable(model.spec.artifact or "", engine)
+        if engine.programs:
+            program = chosen(engine, available, gpus=gpus and model.spec.gpu.count > 0)
+            if program is None:
+                raise EngineError(f"{engine.name} is not installed here: {engine.install}")  # noqa: TRY301  one boundary
+            values["program"] = available[program.found]
+            env |= program.env
+            argv = (*fill(program.argv, values), *_adapters(model, engine.adapters), *model.spec.args)
+            _check(program, argv)
+            if program.found == "xllamacpp" and model.spec.tls is not None:
+                raise EngineError("spec.tls: the llama extra's server speaks no TLS: use llama-server")  # noqa: TRY301  one boundary
+        else:
+            command = _bracketed(model.spec.command) if ipv6 or ":" in host else model.spec.command
+            argv = (*fill(command, values), *model.spec.args)
+        env |= {key: text for key, word in engine.env.items() for text in fill((word,), values)}
+    except EngineError as error:
+        raise EngineError(f"Model {model.name}: {error}") from None
+    told = {name: value for name, value in model.spec.env.items() if isinstance(value, str)}
+    return Launch(argv=argv, env=env | told, readiness_path=model.spec.readiness_path or engine.readiness_path)
+
+
+def _bracketed(words: Iterable[str]) -> tuple[str, ...]:
+    """With the brackets that an IPv6 address has before a port (RFC 3986, section 3.2.2)."""
+    return tuple(word.replace("[{host}]", "{host}").replace("{host}:{port}", "[{host}]:{port}") for word in words)
+
+
+def _check_reachable(artifact: str, engine: Engine) -> None:
+    """What nobody has brought, the engine must fetch itself. Raises EngineError."""
+    scheme = artifact.partition("://")[0]
+    if scheme == "pvc":
+        raise EngineError("pvc:// is a claim of a cluster: on one machine say file:///path")
+    if scheme in STORED and not fetches(artifact, engine):
+        hub = "the Hub, or by ?include=" if engine.artifacts == "file-or-hf" else "the Hub"
+        place = {"oci": "a registry", "s3": "a bucket"}.get(scheme, hub)
+        raise EngineError(f"nobody here brings weights from {place}: mount them")
+
+
+def fetches(artifact: str, engine: Engine) -> bool:
+    """Whether the engine is told that name, and fetches the weights itself."""
+    return artifact.startswith("hf://") and "?" not in artifact and engine.artifacts == "file-or-hf"
+
+
+def chosen(engine: Engine, available: Mapping[str, str], *, gpus: bool) -> Program | None:
+    """The program that starts it: the first that is there, and on GPUs the first of those that are for them."""
+    found = [program for program in engine.programs if program.found in available]
+    return min(found, key=lambda program: gpus and bool(program.for_gpus), default=None)
+
+
+def artifact_path(artifact: str | None) -> str | None:
+    """What an engine is told to load: the path of `file:///path` as it is written, `org/name` of
+    `hf://org/name@rev`.
+    """
+    if artifact is None:
+        return None
+    scheme, _, rest = artifact.partition("://")
+    return rest if scheme == "file" else rest.partition("?")[0].partition("@")[0]
+
+
+def _adapters(model: Model, told: Adapters | None) -> tuple[str, ...]:
+    """The words that tell the engine of the Model's adapters, in their order."""
+    if told is None or not model.spec.adapters:
+        return ()
+    scheme = next((a.artifact.partition("://")[0] for a in model.spec.adapters if not a.artifact.startswith(FILE)), "")
+    if scheme:
+        raise EngineError(f"adapters: nobody here brings {scheme}://: mount them")
+    values = (
+        {"name": model.served(), "adapter": a.name, "adapter_path": artifact_path(a.artifact)}
+        for a in model.spec.adapters
+    )
+    rows = [word for row in values for word in fill((told.each,), row)]
+    return (*told.words, told.joint.join(rows)) if told.joint else (*told.words, *rows)
+
+
+def _values(model: Model, model_path: str | None, host: str, port: int, given: Given) -> dict[str, str | None]:
+    spec = model.spec
+    context, slots = spec.context_tokens, given.slots or model.slots
+    memory_bytes, shared = given.memory_bytes or model.memory_bytes, given.shared_context_tokens
+    revision = (
+        (spec.artifact or "").partition("?")[0].partition("@")[2] if (spec.artifact or "").startswith("hf://") else ""
+    )
+    return {
+        "host": host,
+        "port": str(port),
+        "model_path": model_path or artifact_path(spec.artifact),
+        "name": model.served(),
+        "memory_bytes": str(memory_bytes) if memory_bytes else None,
+        "memory_fraction": None if given.memory_fraction is None else f"{given.memory_fraction:.3f}",
+        "slots": str(slots),
+        "context_tokens": str(context) if context else None,
+        "all_context_tokens": str(context * slots) if context else None,
+        "shared_context_tokens": str(shared) if shared else None,
+        "revision": revision or None,
+        "gpus": str(spec.gpu.count) if spec.gpu.count > 1 else None,
+        "cpu_only": "0" if spec.gpu.count == 0 else None,
+        "launcher": LAUNCHER,
+    }
+
+
+def _check(program: Program, argv: tuple[str, ...]) -> None:
+    """Our own launcher knows few flags; a wrong one is found here and not by a start that fails."""
+    if program.found == "xllamacpp":
+        try:
+            xllamacpp_server.parse(list(argv[argv.index(LAUNCHER) + 1 :]))
+        except ValueError as error:
+            raise EngineError(str(error)) from None

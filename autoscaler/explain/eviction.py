@@ -1,0 +1,135 @@
+"""The first rung of the ladder as people read it: whose eviction makes room for one more Replica, or why none does.
+
+Asks the packer itself: who would have to go now, else once all residencies are over, else if anybody could be evicted.
+Why they stay is in the words of `autoscaler.placement.model.predicates`, by the rules that decide. Pure; decides
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.placement.cache import Survey
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.learning.expected_demand import outlook
+from autoscaler.placement.model.predicates import evictable, standing
+from autoscaler.placement.model.types import Force, Incumbent, Victim, Want
+from autoscaler.placement.packer import pack
+from autoscaler.state.actions import DrainReplica, Plan, StartReplica
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Fact, Replica, SliceId, World
+from autoscaler.text import seconds
+
+ANY_PRIORITY: Final = 1_000_000_001
+"""Above all that a Model may have."""
+LATER_S: Final = 31_536_000.0
+"""By then every residency is over."""
+HERE: Final = "there is room for it"
+GOES: Final = frozenset({S.DRAINING, S.STOPPING, S.SCRUBBING})
+
+
+class Evicted(Fact, frozen=True):
+    """One Replica that makes room, or would."""
+
+    replica: ReplicaId
+    model: ModelName
+    slices: tuple[SliceId, ...]
+    restart_seconds: float
+    """What its Model's next start takes: the price of its eviction."""
+    stays: str = ""
+    """Why it stays, in words; empty: nothing keeps it."""
+
+
+class Eviction(NamedTuple):
+    """That rung."""
+
+    victims: tuple[Evicted, ...] = ()
+    under_way: bool = False
+    """They leave for it."""
+    why_not: str = ""
+    """Empty: it is done, or would be now."""
+    room: str = ""
+    """Nobody need leave, nor anything be added: there is room, or some is coming; empty: there is none."""
+    wait_s: float | None = None
+    """In so many seconds they may be evicted, were nobody to call them until then; None: nobody can say."""
+
+    def says(self) -> str:
+        """`Eviction of b (r1 on gpu0), which takes 4 s to start again`."""
+        if not self.victims:
+            return "Eviction"
+        who = ", ".join(f"{one.model} ({one.replica} on {', '.join(one.slices)})" for one in self.victims)
+        restart_s = sum(one.restart_seconds for one in self.victims)
+        take = "takes" if len(self.victims) == 1 else "take"
+        return f"Eviction of {who}, which {take} {seconds(restart_s)} to start again"
+
+
+def eviction(world: World, plan: Plan, want: Want, now_s: float) -> Eviction:
+    """Of one more Replica of a Model; `want` is what it needs, with whom it may evict."""
+    going = tuple(_told(world, one) for one in _leave_for(world, plan, want.model))
+    if going:
+        return Eviction(going, under_way=True)
+    if any(isinstance(one, StartReplica) and one.replica.model == want.model for one in plan.actions):
+        return Eviction(why_not=HERE, room=HERE)
+    yard = Survey().yard(world, now_s)
+    bold = want._replace(force=Force.BUSY, priority=ANY_PRIORITY)
+    missing = None
+    for one, at_s in ((want, now_s), (want, now_s + LATER_S), (bold, now_s + LATER_S)):
+        packing = pack([one], yard, world.copies, outlook(world), at_s)
+        if packing.victims:
+            return _judged(world, plan, want, _incumbents(world, yard, packing.victims), now_s)
+        missing = next(iter(packing.unmet), None)
+        if missing is None or missing.promised:
+            room = HERE if missing is None else f"it {missing.reason}"
+            return Eviction(why_not=room, room=room)
+    return Eviction(why_not="" if missing is None else missing.reason)
+
+
+def _incumbents(world: World, yard: Yard, victims: Iterable[Victim]) -> Iterator[Incumbent]:
+    """Those Replicas as the packer sees them."""
+    for victim in victims:
+        shelves = (yard.shelf(id) for id in world.replicas[victim.replica].slices if id in yard.shelves)
+        there = (one for shelf in shelves for one in shelf.incumbents if one.replica == victim.replica)
+        yield from islice(there, 1)
+
+
+def _judged(world: World, plan: Plan, want: Want, victims: Iterable[Incumbent], now_s: float) -> Eviction:
+    """Those, and what keeps them."""
+    told: list[Evicted] = []
+    waits: list[float | None] = []
+    for one in victims:
+        told.append(_told(world, world.replicas[one.replica], _stays(want, one, now_s)))
+        frees = evictable(want, one, one.evictable_s)
+        waits.append(max(0.0, one.evictable_s - now_s) if frees else None)
+    known = [one for one in waits if one is not None]
+    wait_s = max(known) if len(known) == len(waits) else None
+    stays = "; ".join(dict.fromkeys(f"{one.model} is {one.stays}" for one in told if one.stays))
+    unmet = next((one.reason for one in plan.unmet if one.model == want.model), "")
+    return Eviction(tuple(told), why_not=stays or unmet, wait_s=wait_s)
+
+
+def _stays(want: Want, one: Incumbent, now_s: float) -> str:
+    """Why the Want may not take its room now; empty: it may."""
+    if evictable(want, one, now_s):
+        return ""
+    words = standing(want, one, now_s)
+    if one.priority == want.priority and not one.kept and now_s >= one.evictable_s:
+        words += (
+            f", and {want.model} is served" if want.force >= Force.IDLE else f", and no Call waits for {want.model}"
+        )
+    return words
+
+
+def _leave_for(world: World, plan: Plan, model: ModelName) -> Iterator[Replica]:
+    """Who was asked to leave for it, and is not gone."""
+    asked = {one.replica for one in plan.actions if isinstance(one, DrainReplica) and one.victim_of == model}
+    for id, one in sorted(world.replicas.items()):
+        if id in asked or (one.state in GOES and one.drain is not None and one.drain.victim_of == model):
+            yield one
+
+
+def _told(world: World, one: Replica, stays: str = "") -> Evicted:
+    restart_s = outlook(world).restart_s(one.model)
+    return Evicted(replica=one.id, model=one.model, slices=one.slices, restart_seconds=restart_s, stays=stays)

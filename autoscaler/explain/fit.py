@@ -1,0 +1,252 @@
+"""How much memory a Model needs, part by part, and where that would fit: what `pilotlight explain fit` shows. Pure.
+
+Owns the sentences and the types of the answer. What an artifact says is given (`Needs`), since artifacts are not read
+in this room; Slices rule by `autoscaler.placement.model.predicates`, as for a placement.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from autoscaler.contract import ModelName
+from autoscaler.placement.model.bins import empty_shelves, hosts, shelves, want_of
+from autoscaler.placement.model.predicates import need, neighbours, teams_of, why_not
+from autoscaler.placement.model.topology import loose
+from autoscaler.placement.model.types import Force, Shelf, Want
+from autoscaler.queries import memory, sizing
+from autoscaler.spec.model import Model
+from autoscaler.state.world import Fact, SliceId, Used, World
+from autoscaler.text import counted, size
+
+PLACES_TOLD = 8
+"""Slices that are told in sentences; all are in the data."""
+
+
+class Part(Fact, frozen=True):
+    """One part of what a Replica takes. `host`: it is in the host's memory, wherever the rest is."""
+
+    name: str
+    bytes: int
+    words: str
+    host: bool = False
+
+
+class Needs(Fact, frozen=True):
+    """What the artifact of a Model says of its memory."""
+
+    source: str = ""
+    """What says it, in words; empty: nothing does, and `problem` says why."""
+    problem: str = ""
+    parts: tuple[Part, ...] = ()
+    slot_bytes: int = 0
+    token_bytes: int = 0
+    context_tokens: int = 0
+    """Of one Call, at most."""
+    share: float = 0.0
+    """Of each of its Devices that the engine takes at its start, with its cache in pages; 0: what it needs."""
+
+
+class Place(Fact, frozen=True):
+    """One Slice as a place for a Replica."""
+
+    slice: SliceId
+    fits: bool
+    """Were it empty."""
+    words: str
+    calls: int | None = None
+    """Of an engine that pages its cache: Calls of the whole context for which there is room at once."""
+
+
+class Fit(Fact, frozen=True):
+    """How much memory one Replica of a Model needs, and where it would fit."""
+
+    model: ModelName
+    engine: str
+    memory_bytes: int
+    """What the plan counts on each of its Devices; 0: the whole Device."""
+    basis: str
+    """What that number comes from: `document`, `artifact`, `measured` or `device`."""
+    used_bytes: int
+    """The most that a Replica of it as it is now was seen to use of a Device; 0: nobody has looked."""
+    needs: Needs
+    places: tuple[Place, ...]
+    sentences: tuple[str, ...]
+    least_bytes: int = 0
+    """With which a Replica makes do (`gpu.elastic`); 0: with nothing less."""
+    most_bytes: int = 0
+    """Of which a Replica makes use (`gpu.growth`); 0: of nothing more."""
+
+
+def explain_fit(world: World, model: Model, needs: Needs, now_s: float) -> Fit:
+    """The answer, from what is known now."""
+    want = want_of(model, 0, inf, Force.NONE, "", world.settings.pod)
+    history = world.histories.get(model.name)
+    used = None if history is None else memory.known(history, model)
+    places = () if want.devices == 0 else tuple(_places(world, model, want, needs, now_s))
+    told = [f"{place.slice}: {place.words}." for place in places[:PLACES_TOLD]]
+    more = len(places) - len(told)
+    parts = [f"  {part.name} {size(part.bytes)}: {_part(part)}." for part in needs.parts]
+    rest = [f"And {counted(more, 'Slice')} more."] if more else []
+    return Fit(
+        model=model.name,
+        engine=model.spec.engine,
+        memory_bytes=model.memory_bytes,
+        basis=_basis(model),
+        used_bytes=0 if used is None else used.bytes,
+        needs=needs,
+        places=places,
+        sentences=(
+            _counted(model, needs), *parts, *_costs(needs), *_measured(model, used), *_manner(model, needs),
+            *_elastic(model, want), *_growth(model, want), *_granted(world, model), *told, *rest,
+        ),
+        least_bytes=want.least.memory_bytes if want.spare_bytes else 0,
+        most_bytes=want.memory_bytes + want.growth.most_bytes if want.growth.most_bytes else 0,
+    )  # fmt: skip
+
+
+def _basis(model: Model) -> str:
+    if model.spec.gpu.memory_bytes:
+        return "document"
+    if model.estimated_bytes and model.memory_bytes != model.estimated_bytes:
+        return "measured"
+    return "artifact" if model.memory_bytes else "device"
+
+
+def _counted(model: Model, needs: Needs) -> str:
+    """What the plan counts, and why."""
+    if model.spec.gpu.count == 0:
+        head = f"{model.name} wants no Device (gpu.count is 0)"
+    elif model.spec.gpu.memory_bytes:
+        head = f"{model.name} is counted with {size(model.memory_bytes)}: its document says so (gpu.memory)"
+    elif _basis(model) == "measured":
+        estimated = f"{size(model.estimated_bytes)} by its artifact"
+        head = f"{model.name} is counted with {size(model.memory_bytes)}, as measured; {estimated}"
+    elif model.memory_bytes:
+        head = f"{model.name} is counted with {size(model.memory_bytes)}, by its artifact"
+    else:
+        head = f"{model.name} is counted with the whole of each of its Devices"
+    return f"{head}; {needs.problem}." if needs.problem else f"{head}. {needs.source} says:"
+
+
+def _part(part: Part) -> str:
+    return f"{part.words}, in the host's memory" if part.host else part.words
+
+
+def _costs(needs: Needs) -> list[str]:
+    """What more would cost."""
+    if not needs.parts:
+        return []
+    total, host = size(sum(part.bytes for part in needs.parts)), sum(part.bytes for part in needs.parts if part.host)
+    apart = f", {size(host)} of it in the host's memory wherever the rest is" if host else ""
+    token = f"one more token of context of a slot {size(needs.token_bytes)}" if needs.token_bytes else ""
+    slot = f"One more slot takes {size(needs.slot_bytes)}" if needs.slot_bytes else ""
+    costs = ", ".join(filter(None, (slot, token)))
+    return [f"Together {total}{apart}.", *([f"{costs[0].upper()}{costs[1:]}."] if costs else [])]
+
+
+def _measured(model: Model, used: Used | None) -> list[str]:
+    """What was seen of its use."""
+    if used is None:
+        return []
+    if sizing.is_least(model):
+        return [f"It was seen to use {size(used.bytes - model.estimated_bytes)} beside what it was told to take."]
+    until = "after it had served for a while" if used.served else "so far; it has not served for long"
+    return [f"The most that a Replica was seen to use of a Device is {size(used.bytes)}, {until}."]
+
+
+def _manner(model: Model, needs: Needs) -> list[str]:
+    """What the engine makes of it."""
+    if needs.share and sizing.is_least(model):
+        alone = f"of a Slice of its own it takes {needs.share:.0%}"
+        return [f"{model.spec.engine} is told to take that where others share its Device; {alone}."]
+    if needs.share:
+        taken = f"{model.spec.engine} takes {needs.share:.0%} of its Devices at its start, whatever it needs"
+        return [f"{taken}: after weights and activation the rest is its cache, in pages that its Calls share."]
+    if needs.parts:
+        return [f"{model.spec.engine} takes its memory at its start, for all slots."]
+    return []
+
+
+def _elastic(model: Model, want: Want) -> list[str]:
+    """With how much less it makes do."""
+    rigid = sizing.why_rigid(model)
+    if rigid:
+        return [f"It is granted all of that and never less (gpu.elastic): {rigid}."]
+    if not want.spare_bytes:
+        return []
+    return [f"It makes do with {size(want.least.memory_bytes)} where that fills a hole (gpu.elastic): {_less(model)}."]
+
+
+def _growth(model: Model, want: Want) -> list[str]:
+    """Of how much more it makes use."""
+    why = sizing.why_no_growth(model)
+    if why:
+        return [f"It is never granted more than that (gpu.growth): {why}."]
+    if not want.growth.most_bytes:
+        return []
+    most = size(want.memory_bytes + want.growth.most_bytes)
+    return [f"It is granted up to {most} where nobody else could use that (gpu.growth): {_larger(model)}."]
+
+
+def _granted(world: World, model: Model) -> list[str]:
+    """Who has less or more than it asks for."""
+    replicas = (world.replicas[id] for id in world.by_model.get(model.name, ()))
+    others = ((one.id, sizing.granted(model, one)) for one in replicas)
+    return [f"{id} was {words}." for id, words in others if words]
+
+
+def _larger(model: Model) -> str:
+    """What becomes larger then."""
+    if model.cache is None:
+        return "its engine is told how much to take"
+    if model.spec.context_tokens is not None:
+        most = sizing.slots(model, model.memory_bytes + sizing.growth(model).most_bytes)
+        return f"its engine is given more slots, {most} at most"
+    return "its slots share more context"
+
+
+def _less(model: Model) -> str:
+    """What becomes smaller then."""
+    if model.cache is None:
+        return "its engine is told how much to take"
+    if model.spec.context_tokens is not None:
+        least = sizing.slots(model, model.memory_bytes - sizing.spare_bytes(model))
+        return f"its engine is given fewer slots, {least} at least"
+    return "its slots share less context"
+
+
+def _places(world: World, model: Model, want: Want, needs: Needs, now_s: float) -> list[Place]:
+    """Every Slice: whether it could be there at all, and what stands in its way now."""
+    want, found = want.least, shelves(world, now_s)
+    there, left, teams = neighbours(found), hosts(world, now_s), teams_of(want, found)
+    pairs = zip(empty_shelves(world), found, strict=True)
+    return [
+        _place(
+            model,
+            want,
+            needs,
+            empty,
+            why_not(want, now, now_s, there, left.get(now.slice.node), teams=teams),
+            apart=bool(loose(now.slice, want.link, teams, want.devices)),
+        )
+        for empty, now in pairs
+    ]
+
+
+def _place(model: Model, want: Want, needs: Needs, empty: Shelf, words: str, *, apart: bool) -> Place:
+    """`words`: what stands in its way now; `apart`: it lacks the link that it needs."""
+    slice_ = empty.slice
+    fits = not apart and need(want, empty) is not None and want.kind.rank(slice_.product) is not None
+    calls = None
+    if fits and needs.share and needs.parts:
+        told = sizing.is_least(model) and slice_.shared and not slice_.device_bytes
+        given = want.memory_bytes if told else int(slice_.memory_bytes * needs.share)
+        spent = sum(part.bytes for part in needs.parts if part.name not in {"cache", "reserve"})
+        each = want.devices if sizing.is_least(model) else 1  # its parts are those of one Device
+        given, rest = given * want.devices, given * want.devices - spent * each
+        calls = max(0, rest) // max(1, needs.token_bytes * needs.context_tokens)
+        fits = calls > 0
+        room = f"room for {counted(calls, 'Call')} of {needs.context_tokens} tokens at once, of {model.slots} slots"
+        small = f"{size(given)} is given to {model.spec.engine}, which is too little for one Call of the whole context"
+        words = "; ".join(filter(None, (room if fits else small, words)))
+    return Place(slice=slice_.id, fits=fits, words=words or "nothing stands in the way", calls=calls)

@@ -1,0 +1,361 @@
+"""Why: sentences for people about one Model, rows for `pilotlight status`, and the latest decisions.
+
+Reads the same World, Plan and log that decisions are taken on, and asks the same functions: there is no second truth.
+Owns the wording and the order of the sentences; decides nothing, and knows nothing of terminals or HTTP.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.demand import desired_replicas
+from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, Wanted
+from autoscaler.explain import weights
+from autoscaler.explain.decision_log import Log, Refused
+from autoscaler.explain.decision_log import Row as LogRow
+from autoscaler.explain.ladder import Step, ladder
+from autoscaler.explain.ladder import sentences as offered
+from autoscaler.fold.faults import quarantined
+from autoscaler.fold.masking import masked
+from autoscaler.placement.learning.training import told
+from autoscaler.placement.model.bins import hosts, shelves, want_of
+from autoscaler.placement.model.predicates import neighbours, teams_of, why_not
+from autoscaler.placement.model.types import Force
+from autoscaler.planner.reconcile import absent, force_of, start_after_s
+from autoscaler.provisioning.feasibility import Fitting
+from autoscaler.queries import sizing
+from autoscaler.queries.cordons import closed
+from autoscaler.queries.gateways import known, silent, verdict
+from autoscaler.queries.overcommit import misplaced
+from autoscaler.queries.stranded_pods import avoided
+from autoscaler.queries.views import Row
+from autoscaler.spec.model import Model
+from autoscaler.state.actions import Plan
+from autoscaler.state.events import Transition
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Fact, Replica, SliceId, World
+from autoscaler.text import counted, seconds
+
+LAST_ROWS = 20
+"""How many of the latest moves `last` tells."""
+QUIET_S = 5.0
+"""An engine that has Calls and sent nothing for longer is told."""
+CANDIDATES_TOLD = 8
+"""Slices that are told in sentences; all are in the data."""
+
+
+class Candidate(Fact, frozen=True):
+    """One Slice as a place for one more Replica; `ruled_out` is empty where nothing stands in the way."""
+
+    slice: SliceId
+    ruled_out: str
+
+
+class Explanation(Fact, frozen=True):
+    """Why a Model runs, waits or is stopped."""
+
+    model: ModelName
+    state: str
+    sentences: tuple[str, ...]
+    candidates: tuple[Candidate, ...] = ()
+    ladder: tuple[Step, ...] = ()
+    """How one more Replica of it could have room: by an eviction, and by each Offer."""
+
+
+def model_state(world: World, name: ModelName, now_s: float) -> str:
+    """One word for people: ready, starting, draining, stopping, failed, waiting, paused or zero; not faulty."""
+    states = {world.replicas[id].state for id in world.by_model.get(name, ())}
+    if S.READY in states:
+        return "ready"
+    for state, word in _WORDS:
+        if state in states:
+            return word
+    model = world.models.get(name)
+    if model is not None and model.spec.paused:
+        return "paused"
+    if now_s < world.histories.get(name, NO_HISTORY).refused_until_s:
+        return "failed"
+    return "waiting" if world.loads.get(name, NO_LOAD).waiting else "zero"
+
+
+_WORDS = (
+    (S.WAKING, "starting"),
+    (S.STARTING, "starting"),
+    (S.PENDING, "starting"),
+    (S.UNREADY, "unready"),
+    (S.DRAINING, "draining"),
+    (S.FAILED, "failed"),
+    (S.STOPPING, "stopping"),
+    (S.SCRUBBING, "stopping"),
+)
+
+
+def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: float) -> Explanation:
+    """Why `model`, which must be in the World, is as it is."""
+    if model in quarantined(world):
+        row = _faulty_row(world, model, now_s)
+        return Explanation(model=model, state=row.state, sentences=(f"{row.why[:1].upper()}{row.why[1:]}.",))
+    world = masked(world)
+    document = world.models[model]
+    answer = desired_replicas.wanted(world, document, now_s)
+    never = _never(world, document, Fitting(world))
+    sentences = [_wanted(document, answer, now_s), *_soonest(world, model, now_s)]
+    sentences += [f"It fits on no device: {never}. Its Calls are refused with no_capacity."] if never else []
+    adopted = document.adopted
+    sentences += [f"{adopted.message}."] if adopted is not None and adopted.message != answer.reason else []
+    sentences += [*_obstacle(world, model), *weights.weights(world, document)]
+    for id in world.by_model.get(model, ()):
+        sentences += [_replica(world, world.replicas[id], now_s), *_quiet(world, id, now_s)]
+    sentences += _failures(world, model, now_s)
+    sentences += [f"Not placed: {unmet.reason}." for unmet in plan.unmet if unmet.model == model and not never]
+    sentences += _starts(world, model)
+    sentences += _unknown(world, now_s)
+    lacks = answer.count > len(desired_replicas.live(world, model))
+    sentences += _lesson(world, document) if lacks or _begins(world, model) else []
+    rows = log.of_model(model)
+    sentences += [*_stopped(world, model, rows, now_s), *(f"Last: {_move(row, now_s)}." for row in rows[-1:])]
+    candidates = _candidates(world, document, now_s) if lacks or never else ()
+    sentences += [f"{c.slice}: {c.ruled_out or 'nothing stands in the way'}." for c in candidates[:CANDIDATES_TOLD]]
+    force = force_of(answer, len(desired_replicas.live(world, model))) if lacks else Force.BUSY
+    steps = ladder(world, plan, document, force, now_s) if lacks or never else ()
+    sentences += offered(world, document, now_s, steps)
+    state = model_state(world, model, now_s)
+    return Explanation(model=model, state=state, sentences=tuple(sentences), candidates=candidates, ladder=steps)
+
+
+def status(world: World, plan: Plan, now_s: float) -> tuple[Row, ...]:
+    """One Row per Model that is in the documents or still has Replicas, in order of names."""
+    unmet = {missing.model: missing.reason for missing in plan.unmet}
+    out, rest = quarantined(world), masked(world)
+    fitting = Fitting(rest)
+    return tuple(
+        _faulty_row(world, name, now_s) if name in out else _row(rest, name, unmet.get(name, ""), fitting, now_s)
+        for name in sorted(world.models.keys() | world.by_model.keys())
+    )
+
+
+def last(log: Log, now_s: float) -> tuple[str, ...]:
+    """The latest moves of all Replicas, and Calls refused because their Model fits nowhere or cannot start."""
+    return tuple(f"{row.model}: {_move(row, now_s)}" for row in log.latest(LAST_ROWS))
+
+
+def _never(world: World, model: Model, fitting: Fitting) -> str:
+    """Why a Model of which nothing is there fits on no Device; empty text: it fits, or something of it runs."""
+    return "" if model.name in world.by_model else fitting.never(model)
+
+
+def _faulty_row(world: World, name: ModelName, now_s: float) -> Row:
+    """Of a quarantined Model: it reads neither document nor history, which may be what raises."""
+    fault, replicas = world.faults[name], [world.replicas[id] for id in world.by_model.get(name, ())]
+    load = world.loads.get(name, NO_LOAD)
+    held = (world.slices.get(id) for replica in replicas for id in replica.slices)
+    serves = any(replica.state is S.READY for replica in replicas)
+    return Row(
+        model=name,
+        state="ready" if serves else "faulty",
+        replicas=dict(Counter(replica.state.value for replica in replicas)),
+        waiting=load.waiting,
+        running=load.running,
+        devices=tuple(sorted({slice_.device for slice_ in held if slice_ is not None})),
+        since_s=now_s - fault.seen_s,
+        why=f"quarantined because of an internal error ({fault.reason}); it is tried again in "
+        f"{seconds(fault.until_s - now_s)}, when its document changes, and by `pilotlight wake {name}`",
+    )
+
+
+def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: float) -> Row:
+    load, replicas = world.loads.get(name, NO_LOAD), [world.replicas[id] for id in world.by_model.get(name, ())]
+    counts: dict[str, int] = {}
+    for replica in replicas:
+        counts[replica.state.value] = counts.get(replica.state.value, 0) + 1
+    held = (world.slices.get(id) for replica in replicas for id in replica.slices)
+    state = model_state(world, name, now_s)
+    entered = [r.since_s for r in replicas if r.state.value == state] or [r.since_s for r in replicas]
+    began_s = min(entered, default=world.histories.get(name, NO_HISTORY).served_until_s)
+    document = world.models.get(name)
+    if document is None:
+        why = absent(replicas[0])
+    else:
+        never = _never(world, document, fitting)
+        why = f"fits on no device: {never}" if never else _why(world, document, unmet, now_s)
+        if not never and not replicas and name in world.obstacles:
+            why = f"cannot start: {world.obstacles[name]}"
+    return Row(
+        model=name,
+        state=state,
+        replicas=counts,
+        waiting=load.waiting,
+        running=load.running,
+        devices=tuple(sorted({slice_.device for slice_ in held if slice_ is not None})),
+        since_s=None if began_s is None else now_s - began_s,
+        why=why,
+        adapters=() if document is None else tuple(adapter.name for adapter in document.spec.adapters),
+        weights="" if document is None else weights.word(world, document),
+    )
+
+
+def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
+    history = world.histories.get(model.name, NO_HISTORY)
+    if now_s < history.refused_until_s:
+        return f"{history.failure}; the next try is due in {seconds(history.refused_until_s - now_s)}"
+    if unmet:
+        return unmet
+    replicas = [world.replicas[id] for id in world.by_model.get(model.name, ())]
+    waits = [replica.waits for replica in replicas if replica.waits and replica.state in desired_replicas.BEGINNING]
+    lives = any(replica.state in desired_replicas.LIVE for replica in replicas)
+    reasons = [replica.drain.reason for replica in replicas if replica.drain is not None and not lives]
+    return (waits or reasons or [desired_replicas.wanted(world, model, now_s).reason])[0]
+
+
+def _wanted(model: Model, answer: Wanted, now_s: float) -> str:
+    """How many Replicas there should be, and why; who waits, also for how long."""
+    many = f"{counted(answer.count, 'Replica')} {'is' if answer.count == 1 else 'are'} needed"
+    if not answer.count:
+        many = "No Replica is needed now"
+    elif model.spec.replicas.max > 1:
+        many += f" (of at most {model.spec.replicas.max})"
+    waited = f", for {seconds(now_s - answer.since_s)}" if answer.urgent and answer.since_s is not None else ""
+    return f"{many}: {answer.reason}{waited}."
+
+
+def _obstacle(world: World, name: ModelName) -> list[str]:
+    """What surely keeps the Model from starting, seen without a start."""
+    obstacle = world.obstacles.get(name)
+    if obstacle is None:
+        return []
+    if world.by_model.get(name):
+        return [f"One more cannot start: {obstacle}."]
+    return [f"It cannot start: {obstacle}. Its Calls are refused with model_start_failed."]
+
+
+def _soonest(world: World, model: ModelName, now_s: float) -> list[str]:
+    """How long the Call that must be answered first can still wait; nothing where none waits."""
+    left_s = [
+        level.soonest_deadline_s - (now_s - gateway.seen_s)
+        for gateway in world.gateways.values()
+        for level in gateway.levels.get(model, ())
+        if level.waiting and level.soonest_deadline_s is not None
+    ]
+    if not left_s:
+        return []
+    return [f"The soonest of {world.loads[model].waiting} waiting must be answered within {seconds(min(left_s))}."]
+
+
+def _quiet(world: World, id: ReplicaId, now_s: float) -> list[str]:
+    """When an engine with Calls last sent something, where that is a while ago. One that never did is not told of."""
+    ages_s = [
+        use.last_byte_age_s + now_s - gateway.seen_s
+        for gateway in known(world)
+        if gateway.report is not None
+        for use in gateway.report.replicas
+        if use.replica == id and use.in_use and use.last_byte_age_s is not None
+    ]
+    if not ages_s or min(ages_s) <= QUIET_S:
+        return []
+    return [f"Calls run on {id}; its engine last sent something {seconds(min(ages_s))} ago."]
+
+
+def _replica(world: World, replica: Replica, now_s: float) -> str:
+    """What one Replica does, since when, where and why."""
+    where = ", ".join(replica.slices) or "no device"
+    where += "".join(f" ({why})" for why in [*_closed(world, replica)[:1], *filter(None, [misplaced(replica)])])
+    model = world.models.get(replica.model)
+    cut = "" if model is None else sizing.granted(model, replica)
+    where += f", {cut}" if cut else ""
+    head = f"{replica.id} is {replica.state} since {seconds(now_s - replica.since_s)} on {where}"
+    drain = replica.drain
+    if replica.state is S.DRAINING and drain is not None:
+        return f"{head}: {drain.reason}; {verdict(world, replica, now_s).reason}."
+    if replica.state is S.FAILED:
+        return f"{head}: {replica.failure or 'it broke'}."
+    if replica.waits and replica.state in desired_replicas.BEGINNING:
+        return f"{head}: {replica.reason}; its engine is not started yet: {replica.waits}."
+    if replica.state in desired_replicas.BEGINNING and _locked_by(world, replica):
+        return f"{head}: {replica.reason}; nothing else starts on this device meanwhile."
+    return f"{head}: {replica.reason}." if replica.reason else f"{head}."
+
+
+def _closed(world: World, replica: Replica) -> list[str]:
+    """What an operator has cordoned of where it is."""
+    slices = (world.slices[id] for id in replica.slices if id in world.slices)
+    return [why for slice_ in slices if (why := closed(world, slice_))]
+
+
+def _locked_by(world: World, replica: Replica) -> bool:
+    """Whether it shares its Slices with others, which then wait for its start."""
+    return any(len(world.by_slice.get(id, ())) > 1 for id in replica.slices)
+
+
+def _failures(world: World, name: ModelName, now_s: float) -> list[str]:
+    history = world.histories.get(name, NO_HISTORY)
+    due_s = start_after_s(history)
+    if not history.failure:
+        return []
+    refused = f"Calls are refused and nothing is started for {seconds(history.refused_until_s - now_s)}."
+    if history.failure == world.obstacles.get(name):
+        return [refused] if now_s < history.refused_until_s else []
+    sentence = f"Its last start failed: {history.failure}."
+    if history.episodes:
+        sentence += f" {history.episodes} failed in a row." if history.episodes > 1 else ""
+    if now_s < history.refused_until_s:
+        return [f"{sentence} {refused}"]
+    return [f"{sentence} The next try is due" + (f" in {seconds(due_s - now_s)}." if now_s < due_s else " now.")]
+
+
+def _starts(world: World, name: ModelName) -> list[str]:
+    history = world.histories.get(name, NO_HISTORY)
+    median_s = desired_replicas.median_start_s(history)
+    if median_s is None:
+        return []
+    return [f"Its last start took {seconds(history.starts_s[-1])}, the median is {seconds(median_s)}."]
+
+
+def _unknown(world: World, now_s: float) -> list[str]:
+    who = silent(world, now_s)
+    return [f"Nothing is scaled down while these gateways have not reported: {', '.join(who)}."] if who else []
+
+
+def _begins(world: World, name: ModelName) -> bool:
+    return any(world.replicas[id].state in desired_replicas.BEGINNING for id in world.by_model.get(name, ()))
+
+
+def _lesson(world: World, model: Model) -> list[str]:
+    """By what one of several places is chosen now, where that was learnt and a place is what it needs."""
+    lesson = world.lesson
+    if lesson is None or not lesson.learnt or not model.spec.gpu.count or len(world.slices) < 2:
+        return []
+    return [f"Among places of one price and size the choice is by what was learnt from {told(lesson.exercise)}."]
+
+
+def _stopped(world: World, name: ModelName, rows: Sequence[LogRow], now_s: float) -> list[str]:
+    """Why it serves no more, while nothing of it serves: the last row tells only how its engine ended."""
+    ends = (row for row in reversed(rows) if isinstance(row, Transition) and row.after in _ENDED)
+    row = next(ends, None)
+    serves = any(world.replicas[id].state in {S.READY, S.UNREADY} for id in world.by_model.get(name, ()))
+    if row is None or row is rows[-1] or serves:
+        return []
+    return [f"It {_ENDED[row.after]} {seconds(now_s - row.at_s)} ago: {row.reason}."]
+
+
+_ENDED = {S.DRAINING: "stopped", S.FAILED: "broke"}
+
+
+def _move(row: LogRow, now_s: float) -> str:
+    if isinstance(row, Refused):
+        return f"its Calls were refused, {seconds(now_s - row.at_s)} ago: it {row.reason}"
+    before = "" if row.before is None else f"{row.before} -> "
+    return f"{row.replica} {before}{row.after}, {seconds(now_s - row.at_s)} ago: {row.reason}"
+
+
+def _candidates(world: World, model: Model, now_s: float) -> tuple[Candidate, ...]:
+    """Every Slice, and what keeps one more Replica from it."""
+    want = want_of(model, 0, now_s, Force.BUSY, "", world.settings.pod, avoided(world, model.name, now_s))
+    want, found = want.least, shelves(world, now_s)
+    there = neighbours(found)
+    left, teams = hosts(world, now_s), teams_of(want, found)
+    calls = (
+        (shelf.slice.id, why_not(want, shelf, now_s, there, left.get(shelf.slice.node), teams=teams)) for shelf in found
+    )
+    return tuple(Candidate(slice=id, ruled_out=reason) for id, reason in calls)

@@ -1,0 +1,77 @@
+"""Where the weights of a Model are, in words for people: here, not yet, or why they did not come. Pure.
+
+Owns these words. What is on which node is the World's (`copies`, `unbrought`); how far a pull is, its Replica says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from autoscaler.spec.artifact import is_stored, named
+from autoscaler.spec.model import Model
+from autoscaler.state.world import Copy, World
+from autoscaler.weights import mounts, wanted
+from autoscaler.weights.desired import lying, stored
+
+NODES_TOLD = 4
+
+
+def weights(world: World, model: Model) -> list[str]:
+    """A sentence for the Model's own weights, and for each adapter's, that come from elsewhere; and one that says how
+    its pods see them, and why so.
+    """
+    found = [f"{what} ({artifact}) {_standing(world, artifact)}." for what, artifact in _parts(world, model)]
+    artifact, facts = lying(model), world.mounting
+    if artifact is None or facts is None or model.adopted is not None or not mounts.is_mounted(artifact):
+        return found
+    seen = wanted.found(world, model)
+    choice = mounts.choose(artifact, world.settings, facts, found=seen)
+    yet = ", if they are one, which nobody has seen yet" if choice.way == "image" and seen is None else ""
+    return [*found, f"Its weights {choice.reason}{yet}."]
+
+
+def word(world: World, model: Model) -> str:
+    """Of all of them: here (on some node, each), failed, absent; empty: none is known to come from elsewhere."""
+    artifacts = {artifact for _, artifact in _parts(world, model)}
+    if not artifacts:
+        return ""
+    missing = {one for one in artifacts - _here(world.copies) if one in world.unbrought or not _as_image(world, one)}
+    if missing & world.unbrought.keys():
+        return "failed"
+    return "absent" if missing else "here"
+
+
+@lru_cache(maxsize=1)
+def _here(copies: frozenset[Copy]) -> frozenset[str]:
+    """On any node; worked out once for all Models of a table, for of nodes there may be thousands."""
+    return frozenset(copy.artifact for copy in copies)
+
+
+def _parts(world: World, model: Model) -> Iterator[tuple[str, str]]:
+    """Of what an engine may fetch itself only what is known of."""
+    known, spec = _here(world.copies), model.spec
+    found = [("Its weights", named(spec.artifact or ""), stored(spec.artifact, spec.engine))]
+    for one in spec.adapters:
+        brought = is_stored(one.artifact)
+        found.append((f"The weights of its adapter {one.name}", named(one.artifact), brought))
+    for what, artifact, brought in found:
+        if brought or artifact in known or artifact in world.unbrought:
+            yield what, artifact
+
+
+def _standing(world: World, artifact: str) -> str:
+    nodes = sorted(copy.node for copy in world.copies if copy.artifact == artifact)
+    if nodes:
+        more = f" and {len(nodes) - NODES_TOLD} more" if len(nodes) > NODES_TOLD else ""
+        return f"are on {', '.join(nodes[:NODES_TOLD])}{more}"
+    if artifact in world.unbrought:
+        return f"did not come, and it is tried again: {world.unbrought[artifact]}"
+    if _as_image(world, artifact):
+        return "are brought to no node"
+    return "are on no node yet: they come for a start"
+
+
+def _as_image(world: World, artifact: str) -> bool:
+    """Whether pods mount it as it is in its registry."""
+    return world.mounting is not None and mounts.as_image(artifact, world.settings, world.mounting)

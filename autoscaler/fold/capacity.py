@@ -1,0 +1,317 @@
+"""How Offers, Leases and our orders about them get into the World, and what is learnt of them there.
+
+Owns a Lease's way: ordered, listed, here, idle, given back, gone. A list is compared both ways: what it has that nobody
+here ordered is taken in, as a stray where it comes late; what it has no more is lost, once two lists say so. Whoever
+begins to lead believes lists alone. Never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
+
+from msgspec.structs import replace
+
+from autoscaler.capacity import fabric_agents
+from autoscaler.capacity.lead_times import (
+    DUE_S,
+    NO_LEARNT,
+    Expected,
+    asked_anew,
+    delivered,
+    due_after_s,
+    expected,
+    given_back,
+    reused,
+    undelivered,
+)
+from autoscaler.capacity.machine_groups import as_found, grown, looked, shown
+from autoscaler.capacity.ordered_slices import is_of
+from autoscaler.fold.draft import Draft
+from autoscaler.state.actions import AcquireLease, ReleaseLease
+from autoscaler.state.device_claims import AwaitedSeen, is_claims
+from autoscaler.state.leases import (
+    Barred,
+    Capacity,
+    GroupsSeen,
+    Kind,
+    Learnt,
+    LearntSeen,
+    Lease,
+    LeaseId,
+    LeaseRefused,
+    LeasesSeen,
+    Listed,
+    Offer,
+    OfferId,
+    OffersSeen,
+    ProvidersSeen,
+    ProviderTroubled,
+)
+from autoscaler.state.world import NodeId, Slice
+
+BARRED_S = (60.0, 960.0)
+"""An Offer that was refused or did not come is not taken for so long; each time in a row twice as long, up to this."""
+LOST_LISTS = 2
+KINDS_MAX = 1024
+"""Kinds of Offer of which something is remembered, those that something was learnt of last."""
+Seen = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | LearntSeen | ProviderTroubled | GroupsSeen | AwaitedSeen
+
+
+def acted(draft: Draft, action: AcquireLease | ReleaseLease) -> None:
+    """It was decided."""
+    if isinstance(action, ReleaseLease):
+        _released(draft, action)
+        return
+    capacity, order, now_s = draft.world.capacity, action.order, draft.now_s
+    known = capacity.leases.get(order.id)
+    if known is not None:
+        _put(draft, replace(known, sent_s=now_s))
+        return
+    _put(draft, Lease(
+        id=order.id, offer=order.offer, devices=order.devices, owner=order.owner, epoch=order.epoch, hedge=order.hedge,
+        asked_s=now_s, sent_s=now_s, due_s=order.due_s,
+    ))  # fmt: skip
+    learnt = capacity.learnt.get(order.offer.kind)
+    if learnt is not None and learnt.idle_since_s is not None:
+        _learn(draft, order.offer.kind, asked_anew(learnt, now_s))
+
+
+def folded(draft: Draft, seen: Seen) -> None:
+    """Takes one of them."""
+    capacity = draft.world.capacity
+    match seen:
+        case ProvidersSeen():
+            kept = ("offers", "offered_s", "listed_s", "trouble", "unanswered", "closed")
+            told = {name: _of(getattr(capacity, name), seen.providers) for name in kept}
+            _change(draft, providers=seen.providers, hedges=seen.hedges, **told)
+        case OffersSeen():
+            offers = {**capacity.offers, seen.provider: seen.offers}
+            closed = _without(capacity.closed, seen.provider)
+            closed |= {seen.provider: seen.closed} if seen.closed else {}
+            offered_s = {**capacity.offered_s, seen.provider: draft.now_s}
+            unanswered = _without(capacity.unanswered, seen.provider)
+            _change(draft, offers=offers, offered_s=offered_s, closed=closed, unanswered=unanswered)
+        case LeasesSeen():
+            _listed(draft, seen)
+        case ProviderTroubled():
+            name = "trouble" if seen.listing else "unanswered"
+            _change(draft, **{name: {**getattr(capacity, name), seen.provider: seen.says}})
+        case LeaseRefused():
+            _refused(draft, seen)
+        case GroupsSeen():
+            _grouped(draft, seen)
+        case AwaitedSeen():
+            _change(draft, awaited=seen.awaited)
+        case LearntSeen():
+            learnt = {kind: replace(one, idle_since_s=None) for kind, one in seen.learnt.items()}
+            _change(draft, learnt={**capacity.learnt, **learnt})
+
+
+def forget(draft: Draft) -> None:
+    """We begin to lead: what nobody has seen may have been ordered by another, or not at all."""
+    capacity = draft.world.capacity
+    if capacity.leases or capacity.listed_s:
+        seen = {id: replace(one, missing=0) for id, one in capacity.leases.items() if one.listed is not None}
+        _change(draft, leases=seen, listed_s={})
+
+
+def look(draft: Draft) -> None:
+    """Leases of which all is there by now, or that are used, or are used no more; and groups whose nodes came."""
+    before = draft.before
+    if draft.world.slices is not before.slices:
+        groups = draft.world.capacity.groups
+        _change(draft, groups={name: looked(one, draft.world, draft.now_s) for name, one in groups.items()})
+    world, leases = draft.world, draft.world.capacity.leases
+    still = world.slices is before.slices and draft.by_slice.now is before.by_slice
+    still = still and draft.nodes.now is before.nodes
+    if not leases or (still and world.capacity is before.capacity):
+        return
+    nodes = {one.listed.node for one in leases.values() if one.listed is not None}
+    there: dict[NodeId, list[Slice]] = {}
+    for slice_ in world.slices.values():
+        if slice_.node in nodes:
+            there.setdefault(slice_.node, []).append(slice_)
+    for lease in tuple(leases.values()):
+        after = _looked(draft, lease, there)
+        if after != lease:
+            _put(draft, after)
+
+
+def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> Lease:
+    listed, now_s = lease.listed, draft.now_s
+    if listed is None:
+        return lease
+    mine = [one for one in there.get(NodeId(listed.node), ()) if is_of(lease, one)]
+    used = _used(draft, listed, mine)
+    if lease.here_s is None:
+        came = listed.phase == "here" and len({one.device for one in mine}) >= lease.devices
+        if not came and not (lease.failed and used):  # who is on what failed was there before this leader saw it
+            return replace(lease, due_s=_due_s(draft, lease))
+        if came and not lease.found:
+            _learn(draft, lease.offer.kind, delivered(_learnt(draft, lease.offer), now_s - lease.asked_s))
+            _forgive(draft, lease.offer)
+        lease = replace(lease, here_s=now_s, idle_since_s=now_s)
+    if used and not lease.in_use:
+        if lease.used and lease.idle_since_s is not None:
+            _learn(draft, lease.offer.kind, reused(_learnt(draft, lease.offer), now_s - lease.idle_since_s))
+        return replace(lease, in_use=True, used=True, idle_since_s=None)
+    if lease.in_use and not used:
+        return replace(lease, in_use=False, idle_since_s=now_s)
+    return lease
+
+
+def _due_s(draft: Draft, lease: Lease) -> float:
+    """From when on nobody counts on what is not here. In a queue it is not late: once it is granted it may be."""
+    now_s = draft.now_s
+    if now_s < lease.due_s and fabric_agents.failed(lease, draft.nodes.now, draft.world.settings):
+        return now_s
+    if not lease.offer.queued:
+        return lease.due_s
+    return min(lease.due_s, now_s + DUE_S[1]) if lease.committed else inf
+
+
+def _used(draft: Draft, listed: Listed, mine: Sequence[Slice]) -> bool:
+    on = {id for one in mine for id in draft.by_slice.now.get(one.id, ())}
+    if place := listed.marks.instead:  # it is kept still: only who is to take it has it
+        return any(draft.replicas.now[id].marks.instead == place for id in on if id in draft.replicas.now)
+    return bool(on) or (not listed.alone and any(draft.world.others.get(one.counted) for one in mine))
+
+
+def _released(draft: Draft, action: ReleaseLease) -> None:
+    lease = draft.world.capacity.leases.get(action.order.id)
+    if lease is None:
+        return
+    if not lease.leaving and lease.here_s is not None and lease.idle_since_s is not None and not lease.stray:
+        _learn(draft, lease.offer.kind, given_back(_learnt(draft, lease.offer), lease.idle_since_s))
+    lapsed = lease.failed or draft.now_s >= lease.given_up_s
+    if not lease.leaving and lease.here_s is None and not lease.found and lapsed:
+        _bar(draft, lease.offer.id, action.reason)
+        _learn(draft, lease.offer.kind, undelivered(_learnt(draft, lease.offer)))
+    if not lease.leaving and lease.here_s is not None and is_claims(lease.owner) and not lease.used:
+        _bar(draft, OfferId(lease.id.provider, lease.owner), action.reason)
+    told = {"release_s": draft.now_s, "releases": lease.releases + 1, "uncommitted": action.order.uncommitted}
+    told["forced"] = lease.forced or action.order.force
+    _put(draft, replace(lease, why=lease.why if lease.leaving else action.reason, **told))
+
+
+def _grouped(draft: Draft, seen: GroupsSeen) -> None:
+    before, world, now_s = draft.world.capacity, draft.world, draft.now_s
+    found = {}
+    for one in seen.groups:
+        known = before.groups.get(one.name) or (None if before.grouped else as_found(one, now_s))
+        quiet = one.offer is None or (known is not None and not known.coming and one.wanted <= known.group.wanted)
+        many = (0 if known is None else known.shown) if quiet else shown(world, one)
+        found[one.name] = grown(known, one, many, now_s)
+    _change(draft, groups=found, grouped=True)
+
+
+def _listed(draft: Draft, seen: LeasesSeen) -> None:
+    capacity = draft.world.capacity
+    first = seen.provider not in capacity.listed_s
+    if not first and seen.began_s < capacity.listed_s[seen.provider]:
+        return  # an older list, late
+    shown = {LeaseId(seen.provider, one.name): one for one in seen.leases}
+    leases = {id: one for id, one in capacity.leases.items() if id.provider != seen.provider}
+    lost: list[Lease] = []
+    for id, lease in capacity.leases.items():
+        if id.provider == seen.provider:
+            after = _compared(lease, shown.get(id), seen.began_s)
+            if after is not None:
+                leases[id] = after
+            elif lease.here_s is None and not lease.leaving and _given_up(lease):
+                lost.append(lease)
+    for id, listed in shown.items():
+        if id not in capacity.leases:
+            takes = expected(listed.offer, _learnt(draft, listed.offer))
+            leases[id] = _found(id, listed, draft.now_s, takes, stray=not first)
+    trouble = _without(capacity.trouble, seen.provider)
+    _change(draft, trouble=trouble, leases=leases, listed_s={**capacity.listed_s, seen.provider: seen.began_s})
+    for lease in lost:
+        _bar(draft, lease.offer.id, "what was ordered of it was gone before it came")
+        _learn(draft, lease.offer.kind, undelivered(_learnt(draft, lease.offer)))
+
+
+def _given_up(lease: Lease) -> bool:
+    """Whether its provider has taken away what had not come: it was never made, or (Karpenter, whose node has not
+    joined in 15 minutes) is deleted. What was made and is not there any more may have been taken away by anybody.
+    """
+    return not lease.committed or (lease.listed is not None and lease.listed.phase == "leaving")
+
+
+def _compared(lease: Lease, listed: Listed | None, began_s: float) -> Lease | None:
+    """As a list shows it; None: it is gone."""
+    if listed is not None:
+        some = listed.phase == "here" and len(listed.device_ids)  # what of it has not come by then does not come
+        lease = replace(lease, listed=listed, missing=0, devices=some or lease.devices)
+        came = lease.release_s is not None and lease.uncommitted and lease.committed and began_s > lease.release_s
+        return replace(lease, release_s=None, uncommitted=False, releases=0, forced=False, why="") if came else lease
+    if lease.release_s is not None:
+        return None if began_s > lease.release_s else lease
+    if lease.listed is None:
+        return lease  # the order may be on its way, or lost
+    return replace(lease, missing=lease.missing + 1) if lease.missing + 1 < LOST_LISTS else None
+
+
+def _found(id: LeaseId, listed: Listed, now_s: float, takes: Expected, *, stray: bool) -> Lease:
+    """Ordered by a leader before, or by who is none any more; or it comes after it was given up. It is waited for as if
+    it were ordered now.
+    """
+    due_s = now_s + due_after_s(listed.offer, takes)
+    lease = Lease(
+        id=id, offer=listed.offer, devices=listed.devices, owner=listed.owner, asked_s=now_s, sent_s=now_s, due_s=due_s,
+        epoch=listed.epoch, found=True, stray=stray, listed=listed,
+    )  # fmt: skip
+    return replace(lease, release_s=now_s, releases=1, why=listed.says) if listed.phase == "leaving" else lease
+
+
+def _refused(draft: Draft, seen: LeaseRefused) -> None:
+    lease = draft.world.capacity.leases.get(seen.id)
+    if lease is None or lease.listed is not None:
+        return  # it is there all the same
+    _bar(draft, lease.offer.id, seen.reason)
+    _learn(draft, lease.offer.kind, undelivered(_learnt(draft, lease.offer)))
+    _change(draft, leases={id: one for id, one in draft.world.capacity.leases.items() if id != seen.id})
+
+
+def _of(told: Mapping[str, object], providers: Collection[str]) -> dict[str, object]:
+    """Of those that there are."""
+    return {name: one for name, one in told.items() if name in providers}
+
+
+def _without(told: Mapping[str, str], provider: str) -> dict[str, str]:
+    return {name: one for name, one in told.items() if name != provider}
+
+
+def _bar(draft: Draft, of: OfferId, why: str) -> None:
+    """It is left alone for a while: an Offer, or of its provider a claim that did not take what was attached for it."""
+    known = draft.world.capacity.barred.get(of)
+    times = 1 if known is None else known.times + 1
+    pause_s = min(BARRED_S[0] * 2.0 ** (times - 1), BARRED_S[1])
+    others = {id: one for id, one in draft.world.capacity.barred.items() if draft.now_s < one.until_s + BARRED_S[1]}
+    _change(draft, barred={**others, of: Barred(until_s=draft.now_s + pause_s, times=times, why=why)})
+
+
+def _forgive(draft: Draft, offer: Offer) -> None:
+    if offer.id in draft.world.capacity.barred:
+        _change(draft, barred={id: one for id, one in draft.world.capacity.barred.items() if id != offer.id})
+
+
+def _learnt(draft: Draft, offer: Offer) -> Learnt:
+    return draft.world.capacity.learnt.get(offer.kind, NO_LEARNT)
+
+
+def _learn(draft: Draft, kind: Kind, learnt: Learnt) -> None:
+    others = {one: known for one, known in draft.world.capacity.learnt.items() if one != kind}
+    _change(draft, learnt={**dict([*others.items()][-KINDS_MAX + 1 :]), kind: learnt})
+
+
+def _put(draft: Draft, lease: Lease) -> None:
+    _change(draft, leases={**draft.world.capacity.leases, lease.id: lease})
+
+
+def _change(draft: Draft, **fields: object) -> None:
+    before: Capacity = draft.world.capacity
+    after = replace(before, **fields)
+    if after != before:
+        draft.change(capacity=after)

@@ -1,0 +1,78 @@
+"""Quarantine of Models that cause exceptions: how long it lasts, and what ends it.
+
+A quarantine lasts 1, 2, 4 ... 30 minutes. It ends early when the Model's document changes or an operator wakes it. Then
+the Model is on trial: another fault within TRIAL_S doubles the next quarantine, else the fault is forgotten. A fault of
+a Model that is quarantined already changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.demand.history import EPISODE_AFTER_S, EPISODE_AFTER_S_MAX
+from autoscaler.fold.draft import Draft
+from autoscaler.state.events import FaultSeen
+from autoscaler.state.world import Fault, World
+
+TRIAL_S: Final = EPISODE_AFTER_S_MAX
+
+
+def quarantined(world: World) -> frozenset[ModelName]:
+    """Models that are quarantined now."""
+    return frozenset(name for name, fault in world.faults.items() if fault.until_s) if world.faults else frozenset()
+
+
+def seen(draft: Draft, fault: FaultSeen) -> None:
+    """Quarantines the Model, if the World has it and it is not quarantined."""
+    known = draft.world.faults.get(fault.model)
+    exists = fault.model in draft.world.models or fault.model in draft.by_model.now
+    if not exists or (known is not None and known.until_s):
+        return
+    times = 1 if known is None else known.times + 1
+    lasts_s = min(EPISODE_AFTER_S * 2.0 ** min(times - 1, 16), EPISODE_AFTER_S_MAX)
+    made = Fault(reason=fault.reason, seen_s=draft.now_s, until_s=draft.now_s + lasts_s, times=times)
+    _put(draft, {**draft.world.faults, fault.model: made})
+
+
+def pass_time(draft: Draft) -> None:
+    """Ends quarantines that are over, and forgets faults whose trial is over."""
+    faults = draft.world.faults
+    if not faults:
+        return
+    left = {name: _aged(fault, draft.now_s) for name, fault in faults.items()}
+    kept = {name: fault for name, fault in left.items() if fault is not None}
+    if kept != faults:
+        _put(draft, kept)
+
+
+def _aged(fault: Fault, now_s: float) -> Fault | None:
+    if fault.until_s and now_s >= fault.until_s:
+        return replace(fault, seen_s=now_s, until_s=0.0)
+    return None if not fault.until_s and now_s >= fault.seen_s + TRIAL_S else fault
+
+
+def retried(draft: Draft, name: ModelName) -> None:
+    """An operator woke the Model: its quarantine ends now, and its fault still counts."""
+    fault = draft.world.faults.get(name)
+    if fault is not None and fault.until_s:
+        _put(draft, {**draft.world.faults, name: replace(fault, seen_s=draft.now_s, until_s=0.0)})
+
+
+def documented(draft: Draft, before: World) -> None:
+    """Forgets faults of Models whose document changed or is gone."""
+    models = draft.world.models
+    faults = draft.world.faults
+    kept = {
+        name: fault for name, fault in faults.items()
+        if name in models and name in before.models and models[name].spec == before.models[name].spec
+    }  # fmt: skip
+    if len(kept) < len(faults):
+        _put(draft, kept)
+
+
+def _put(draft: Draft, faults: dict[ModelName, Fault]) -> None:
+    draft.change(faults=faults)
+    draft.news = True

@@ -1,0 +1,306 @@
+"""The next World: `fold(world, batch, now_s)` puts what happened into the snapshot that decisions are taken on.
+
+Owns the order of things within one batch and the observations that are simple. Replicas move in `fold_replicas`,
+gateways report in `fold_reports`, nodes are cut in `fold_cutting`, capacity comes and goes in `fold_capacity`,
+leadership changes in `fold_leadership`, what is learnt of Models is in `histories`, every write goes through `draft`.
+Maps are copied once per batch, and only those that change. Observations never raise; our own intents raise
+IllegalIntentError where the table of states does not allow them. The version rises by one with each batch after which
+gateways have something to learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from autoscaler.capacity import interruptions
+from autoscaler.demand import history as histories
+from autoscaler.demand.desired_replicas import NO_HISTORY
+from autoscaler.fold import capacity, faults, fold_orders, gateway_reports, mig, operator_orders, replicas
+from autoscaler.fold.draft import Draft
+from autoscaler.queries.memory import corrected
+from autoscaler.rearrange import paid_capacity
+from autoscaler.spec.model import Model
+from autoscaler.state import images
+from autoscaler.state.actions import AcquireLease, Acted, CutNode, ReleaseLease
+from autoscaler.state.device_claims import AwaitedSeen
+from autoscaler.state.events import (
+    ClockSeen,
+    CopiesSeen,
+    DisruptionsSeen,
+    DocumentsSeen,
+    FaultSeen,
+    FollowingSeen,
+    GatewayGone,
+    GatewaySeen,
+    Granted,
+    HistorySeen,
+    HostsSeen,
+    ImagesSeen,
+    LeadingSeen,
+    LessonLearnt,
+    ReplicaSeen,
+    Reported,
+    SlicesSeen,
+    StartSeen,
+    Synced,
+    Tick,
+    Transition,
+)
+from autoscaler.state.leases import (
+    GroupsSeen,
+    LearntSeen,
+    LeaseRefused,
+    LeasesSeen,
+    OffersSeen,
+    ProvidersSeen,
+    ProviderTroubled,
+)
+from autoscaler.state.mig import CutRefused, CuttableSeen
+from autoscaler.state.operator_orders import CordonsSeen, ModelStopped, ModelWoken, NodeReported
+from autoscaler.state.placement_value import Lesson
+from autoscaler.state.world import Slice, World
+from autoscaler.weights.mounts import MountsSeen
+
+CLOCK_S = 1.0
+"""A clock that is off by no more than before is not set anew."""
+Observation = (
+    DocumentsSeen
+    | SlicesSeen
+    | HostsSeen
+    | CopiesSeen
+    | ImagesSeen
+    | DisruptionsSeen
+    | StartSeen
+    | FaultSeen
+    | MountsSeen
+    | ReplicaSeen
+    | Synced
+    | LeadingSeen
+    | FollowingSeen
+    | Reported
+    | GatewaySeen
+    | GatewayGone
+    | HistorySeen
+    | LessonLearnt
+    | CordonsSeen
+    | ModelWoken
+    | ModelStopped
+    | NodeReported
+    | CuttableSeen
+    | CutRefused
+    | ProvidersSeen
+    | OffersSeen
+    | LeasesSeen
+    | LeaseRefused
+    | LearntSeen
+    | ProviderTroubled
+    | GroupsSeen
+    | AwaitedSeen
+    | Granted
+    | ClockSeen
+    | Tick
+    | Acted
+)
+NO_MEMORY = "its memory reads 0 bytes: mend its driver or the label that says it, or say its memory in Settings `nodes`"
+
+
+def fold(world: World, batch: Sequence[Observation], now_s: float) -> tuple[World, tuple[Transition, ...]]:
+    """The World after `batch`, in its order, all of it at `now_s`; and one Transition per move of a Replica.
+
+    The same World comes back where nothing changed. Raises IllegalIntentError for an Action that the table forbids.
+    """
+    draft = Draft(world, now_s)
+    for observation in batch:
+        _one(draft, observation)
+    _pass_time(draft, batch)
+    after = draft.finish()
+    return after, tuple(draft.transitions)
+
+
+def _one(draft: Draft, observation: Observation) -> None:
+    match observation:
+        case ReplicaSeen():
+            replicas.seen(draft, observation)
+        case Reported():
+            gateway_reports.reported(draft, observation)
+        case Acted(action=CutNode() as action):
+            mig.acted(draft, action)
+        case Acted(action=(AcquireLease() | ReleaseLease()) as action):
+            capacity.acted(draft, action)
+        case Acted():
+            replicas.acted(draft, observation.action)
+        case Granted():
+            gateway_reports.granted(draft, observation)
+        case DocumentsSeen():
+            _documents(draft, observation)
+        case SlicesSeen():
+            _slices(draft, observation)
+        case HostsSeen():
+            _hosts(draft, observation)
+        case ImagesSeen():
+            fold_orders.put_images(draft, images.seen(draft.world.images, observation.images))
+        case CopiesSeen() | DisruptionsSeen() | MountsSeen() | ClockSeen():
+            _whole(draft, observation)
+        case StartSeen():
+            _start_seen(draft, observation)
+        case FaultSeen():
+            faults.seen(draft, observation)
+        case GatewaySeen():
+            gateway_reports.gateway_seen(draft, observation)
+        case GatewayGone():
+            gateway_reports.gateway_gone(draft, observation.gateway, observation.boot)
+        case HistorySeen():
+            _history(draft, observation)
+        case LessonLearnt():
+            _lesson(draft, observation.lesson)
+        case CordonsSeen() | ModelWoken() | ModelStopped() | NodeReported():
+            fold_orders.folded(draft, observation)
+        case CuttableSeen() | CutRefused():
+            mig.folded(draft, observation)
+        case (
+            ProvidersSeen()
+            | OffersSeen()
+            | LeasesSeen()
+            | LeaseRefused()
+            | LearntSeen()
+            | ProviderTroubled()
+            | GroupsSeen()
+            | AwaitedSeen()
+        ):
+            capacity.folded(draft, observation)
+        case Synced():
+            _synced(draft)
+        case LeadingSeen():
+            operator_orders.leads(draft, observation.epoch)
+        case FollowingSeen():
+            operator_orders.follows(draft)
+        case Tick():
+            _half_open(draft)
+
+
+def _synced(draft: Draft) -> None:
+    if not draft.world.synced:
+        draft.change(synced=True)
+        draft.news = True
+
+
+def _whole(draft: Draft, seen: CopiesSeen | DisruptionsSeen | MountsSeen | ClockSeen) -> None:
+    """Takes the place of what was told before."""
+    match seen:
+        case CopiesSeen() if (seen.copies, seen.failed) != (draft.world.copies, draft.world.unbrought):
+            draft.change(copies=seen.copies, unbrought=seen.failed)
+        case DisruptionsSeen() if seen.undisturbed != draft.world.undisturbed:
+            draft.change(undisturbed=seen.undisturbed)
+        case MountsSeen() if seen.facts != draft.world.mounting:
+            draft.change(mounting=seen.facts)
+        case ClockSeen() if abs((draft.world.unix_offset_s or 0.0) - seen.unix_offset_s) > CLOCK_S:
+            draft.change(unix_offset_s=seen.unix_offset_s)
+        case _:
+            pass  # as it was
+
+
+def _documents(draft: Draft, documents: DocumentsSeen) -> None:
+    """Takes the documents as a whole. Failures of a Model whose spec was changed no longer keep it from starting."""
+    before, known = draft.world, draft.histories.now
+    models = {one.name: corrected(one, known.get(one.name, NO_HISTORY)) for one in documents.models}
+    tenants = {tenant.name: tenant for tenant in documents.tenants}
+    if not before.documented:
+        draft.change(documented=True)
+    if (models, tenants, documents.settings) == (before.models, before.tenants, before.settings):
+        return
+    obstacles = {name: obstacle for name, obstacle in before.obstacles.items() if name in models}
+    draft.change(models=models, tenants=tenants, settings=documents.settings, obstacles=obstacles)
+    draft.news = True
+    draft.undivided.update(draft.by_model.now)
+    for name, history in tuple(draft.histories.now.items()):
+        model, old = models.get(name), before.models.get(name)
+        if model is None and old is not None:
+            draft.histories.drop(name)
+        elif model is not None and old is not None and _restarts(old, model):
+            draft.put_history(name, histories.forgiven(history))
+        elif model is not None and old is None:
+            draft.put_history(name, histories.of_this(history, model))
+    for name in before.models.keys() - models.keys():
+        draft.attained.drop(name)
+    fold_orders.documented(draft)
+    faults.documented(draft, before)
+
+
+def _restarts(before: Model, after: Model) -> bool:
+    return before != after and before.spec_hash() != after.spec_hash()
+
+
+def _slices(draft: Draft, inventory: SlicesSeen) -> None:
+    slices = {slice_.id: _sound(slice_) for slice_ in inventory.slices}
+    if (slices, inventory.others) != (draft.world.slices, draft.world.others):
+        draft.change(slices=slices, others=inventory.others)
+
+
+def _sound(slice_: Slice) -> Slice:
+    """Nothing is put on what has no memory, not even who says of itself no size and would take all of it."""
+    return slice_ if slice_.memory_bytes > 0 or slice_.closed else replace(slice_, closed=NO_MEMORY)
+
+
+def _hosts(draft: Draft, seen: HostsSeen) -> None:
+    """One that is as it was is the very one that it was."""
+    before = draft.world.hosts
+    if seen.hosts != before:
+        kept = {node: before.get(node, host) for node, host in seen.hosts.items()}
+        draft.change(hosts={node: kept[node] if kept[node] == host else host for node, host in seen.hosts.items()})
+
+
+def _start_seen(draft: Draft, seen: StartSeen) -> None:
+    before = draft.world.obstacles
+    if seen.model not in draft.world.models or before.get(seen.model, "") == seen.obstacle:
+        return
+    after = {name: obstacle for name, obstacle in before.items() if name != seen.model}
+    draft.change(obstacles=after | {seen.model: seen.obstacle} if seen.obstacle else after)
+    history = draft.histories.now.get(seen.model)
+    if not seen.obstacle and history is not None and history.failure == before[seen.model]:
+        draft.put_history(seen.model, histories.forgiven(history))  # what it was refused for is no more
+        draft.news = True
+
+
+def _history(draft: Draft, seen: HistorySeen) -> None:
+    """For a Model that nothing is known of. Who follows takes it at any time: it is what the leader remembers."""
+    known, model = draft.histories.now.get(seen.model), draft.world.models.get(seen.model)
+    if known is None:
+        draft.put_history(seen.model, seen.history if model is None else histories.of_this(seen.history, model))
+    elif not draft.world.leads:
+        draft.put_history(seen.model, histories.told(known, seen.history))
+    draft.correct(seen.model)
+
+
+def _lesson(draft: Draft, lesson: Lesson) -> None:
+    """What is only a beginning does not replace what was learnt."""
+    known = draft.world.lesson
+    if known != lesson and (lesson.learnt or known is None or not known.learnt):
+        draft.change(lesson=lesson)
+
+
+def _half_open(draft: Draft) -> None:
+    """Back-offs that are over end: what time alone does, so that gateways learn of it."""
+    out = faults.quarantined(draft.world)
+    for model, history in tuple(draft.histories.now.items()):
+        if model not in out and history.refused_until_s and draft.now_s >= history.refused_until_s:
+            draft.put_history(model, histories.half_open(history, draft.now_s))
+            draft.news = True
+
+
+def _pass_time(draft: Draft, batch: Sequence[Observation]) -> None:
+    """Reports expire, and the demand that is there now is remembered."""
+    gateway_reports.expire(draft)
+    faults.pass_time(draft)
+    fold_orders.carried_out(draft)
+    fold_orders.forget(draft)
+    capacity.look(draft)
+    interruptions.look(draft)
+    if any(not isinstance(one, Acted) for one in batch):  # after our own Actions who is where is as it was
+        paid_capacity.look(draft)
+    out = faults.quarantined(draft.world)
+    for model, load in draft.sum_loads().items():
+        spec = draft.world.models.get(model)
+        if spec is not None and model not in out:
+            draft.put_history(model, histories.peaked(draft.history(model), spec, load, draft.now_s))

@@ -1,0 +1,77 @@
+"""The World as the planner may see it while some Models are quarantined (`autoscaler.controller.containment`). Pure.
+
+Invariants: Replicas of a quarantined Model keep their Slices, their state and the Tenants that they are for, and cannot
+be evicted; nothing of another Model differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final, TypeVar
+
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.fold.faults import quarantined
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.state.world import Fault, World
+
+NEVER_S: Final = 1e9
+"""A moment that the monotonic clock does not reach."""
+PINNED: Final = 2_000_000_000
+"""Priority of what cannot be evicted: above the highest that a document may have."""
+
+V = TypeVar("V")
+
+
+def supposing(world: World, names: Collection[ModelName]) -> World:
+    """The World in which these are quarantined, too."""
+    if not names:
+        return world
+    fault = Fault(reason="", seen_s=0.0, until_s=NEVER_S)
+    return replace(world, faults={**world.faults, **dict.fromkeys(names, fault)})
+
+
+def masked(world: World, names: Collection[ModelName] | None = None) -> World:
+    """The World as the planner may see it while `names` (None: those quarantined now) are quarantined.
+
+    Their Replicas belong to stand-ins that want nothing. A stand-in of a Model that an operator stopped is missing, so
+    that its Replicas drain.
+    """
+    out = quarantined(world) if names is None else frozenset(names)
+    if not out:
+        return world
+    aliases = {name: ModelName(f"{name} (quarantined)") for name in out}
+    models = {name: model for name, model in world.models.items() if name not in out}
+    by_model = _without(world.by_model, out)
+    stops = _without(world.stops, out)
+    replicas = dict(world.replicas)
+    for name in out:
+        ids = world.by_model.get(name, ())
+        for id in ids:
+            replicas[id] = replace(replicas[id], model=aliases[name], move=None)
+        if name in world.stops or name not in world.models:
+            by_model[aliases[name]] = ids
+        else:
+            models[aliases[name]] = _stand_in(world.models[name], aliases[name])
+        if name in world.stops:
+            stops[aliases[name]] = world.stops[name]
+    hidden = {id for name in out for id in world.by_model.get(name, ())}
+    rented = replace(world.rented, guests=world.rented.guests - hidden, idlers=world.rented.idlers - out)
+    return replace(
+        world, models=models, by_model=by_model, replicas=replicas, stops=stops, rented=rented,
+        loads=_without(world.loads, out), histories=_without(world.histories, out),
+    )  # fmt: skip
+
+
+def _stand_in(model: Model, name: ModelName) -> Model:
+    of = model.spec
+    spec = ModelSpec(
+        engine="command", tenants=of.tenants, priority=PINNED, paused=True, start=of.start,
+        drain_seconds_max=of.drain_seconds_max,
+    )  # fmt: skip
+    return Model(name=name, spec=spec, memory_bytes=model.memory_bytes)
+
+
+def _without(mapping: Mapping[ModelName, V], names: Collection[ModelName]) -> dict[ModelName, V]:
+    return {name: value for name, value in mapping.items() if name not in names}

@@ -1,0 +1,60 @@
+"""How what engines were seen to use gets into the World: of one machine by its driver, in a cluster by agents of nodes.
+
+Owns what of it counts for a Model's next Replica; the rule is `autoscaler.queries.memory`'s. A pod is known by its uid,
+so that nobody's namesake is weighed.
+"""
+
+from __future__ import annotations
+
+from autoscaler.contract import NodeReport, ReplicaId
+from autoscaler.demand.desired_replicas import used
+from autoscaler.fold.draft import Draft
+from autoscaler.queries import memory
+from autoscaler.queries.sizing import has_grown, is_cut, is_least
+from autoscaler.spec.model import Model
+from autoscaler.state.world import Replica
+
+
+def weighed(draft: Draft, replica: Replica, used_bytes: int) -> None:
+    """What it uses of each Device is learnt of its Model, if it runs as the document says now; 0: nobody knows. A
+    Slice that it is on holds it, so it never counts for more: else an engine that leaks would fit nowhere, ever again.
+    """
+    model = draft.world.models.get(replica.model)
+    if model is None or used_bytes == 0 or replica.spec_hash != model.spec_hash():
+        return
+    if has_grown(model, replica):
+        return  # it uses what it was given, and needs less
+    if is_least(model):
+        used_bytes = _beyond(draft, replica, model, used_bytes)
+        if used_bytes == 0:
+            return
+    history, ready_s = draft.history(model.name), replica.ready_s
+    served = ready_s is not None and draft.now_s >= ready_s + memory.SERVED_S and used(history, ready_s)
+    room_bytes = [draft.world.slices[id].memory_bytes for id in replica.slices if id in draft.world.slices]
+    served = served and not is_cut(model, replica) and not is_least(model)  # with more it would use more
+    after = memory.seen(history, model, min((used_bytes, *room_bytes)), served=served)
+    if after is not history:
+        draft.put_history(model.name, after)
+        draft.correct(model.name)
+
+
+def _beyond(draft: Draft, replica: Replica, model: Model, used_bytes: int) -> int:
+    """What an engine counts for that uses all it is given: what it needs, and what it uses beside what it was told; 0:
+    it keeps to that. Of a Slice of its own, or of several Devices, it takes what they have, which says nothing.
+    """
+    on = [draft.world.slices[id] for id in replica.slices if id in draft.world.slices]
+    if len(on) != 1 or any(not one.shared or one.device_bytes for one in on):
+        return 0
+    outside = used_bytes - replica.memory_bytes
+    return model.estimated_bytes + outside if outside > 0 else 0
+
+
+def told(draft: Draft, report: NodeReport) -> None:
+    """What the pods of Replicas use on that node."""
+    found: dict[str, int] = {}
+    for one in report.uses:
+        found[one.pod_uid] = found.get(one.pod_uid, 0) + max(0, one.used_bytes)
+    for uid, used_bytes in found.items():
+        replica = draft.replicas.now.get(draft.by_pod.get(uid, ReplicaId("")))
+        if replica is not None and replica.pod is not None and replica.pod.uid == uid:
+            weighed(draft, replica, used_bytes // max(1, len(replica.slices)))

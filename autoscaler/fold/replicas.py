@@ -1,0 +1,360 @@
+"""How Replicas move: by our intents along the table of `autoscaler.state.lifecycle`, or by what a driver sees.
+
+Owns both halves. An intent that the table does not allow raises IllegalIntentError. What is seen never raises: the
+Replica jumps to the state that is implied, and the jump is written down with the verb "seen". An unknown Replica is
+adopted as it is, wanted or not; `plan` decides what becomes of it.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from autoscaler.contract import ReplicaId
+from autoscaler.demand import history as histories
+from autoscaler.demand.desired_replicas import residency_s
+from autoscaler.fold.draft import Draft
+from autoscaler.fold.memory import weighed
+from autoscaler.queries import mps_failures, overcommit, stranded_pods
+from autoscaler.queries.cordons import must_go
+from autoscaler.queries.node_reports import is_lost
+from autoscaler.spec.model import Model
+from autoscaler.state.actions import (
+    Action,
+    DrainReplica,
+    FailReplica,
+    FailStart,
+    ReviveReplica,
+    StartReplica,
+    StopReplica,
+)
+from autoscaler.state.events import ReplicaSeen, Seen
+from autoscaler.state.lifecycle import IllegalIntentError, follow
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import NOTHING
+from autoscaler.state.world import Drain, Placing, Replica
+
+LIVE = {Seen.STARTING: S.STARTING, Seen.READY: S.READY, Seen.UNREADY: S.UNREADY}
+"""The state that a Replica with a process is in, as far as the driver can tell."""
+FOUND = {**LIVE, Seen.TAKEN: S.UNREADY, Seen.LEAVING: S.STOPPING}
+"""The same of one that was there before us."""
+UNDECIDED = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY})
+"""What is seen is the state. In all others an order of ours is under way, and seeing a process changes nothing."""
+
+NOT_SEEN = Placing()
+DOWN = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
+"""A Model whose Replicas are all so is at zero, or will be."""
+
+
+def acted(draft: Draft, action: Action) -> None:
+    """Folds an Action of ours. Raises IllegalIntentError where the table does not allow it."""
+    match action:
+        case StartReplica():
+            _start(draft, action)
+        case DrainReplica():
+            _drain(draft, action)
+        case ReviveReplica():
+            _revive(draft, action)
+        case StopReplica():
+            _stop(draft, action)
+        case FailReplica():
+            before = _known(draft, action.replica)
+            follow(before.state, "broke")
+            _break(draft, before, "broke", action.reason)
+        case FailStart():
+            history = histories.cannot_start(draft.history(action.model), draft.now_s, action.reason)
+            model = draft.world.models.get(action.model)
+            draft.put_history(action.model, replace(history, failed_hash="" if model is None else model.spec_hash()))
+            draft.news = True
+
+
+def _known(draft: Draft, id: ReplicaId) -> Replica:
+    replica = draft.replicas.now.get(id)
+    if replica is None:
+        raise IllegalIntentError(f"there is no Replica {id}")
+    return replica
+
+
+def _start(draft: Draft, action: StartReplica) -> None:
+    pending = action.replica
+    if pending.id in draft.replicas.now:
+        raise IllegalIntentError(f"Replica {pending.id} exists already")
+    model = draft.world.models.get(pending.model)
+    if model is not None and all(other.state in DOWN for other in draft.replicas_of(pending.model)):
+        history = draft.history(pending.model)
+        draft.put_history(pending.model, histories.decided_start(history, model, draft.now_s))
+    after = replace(
+        pending,
+        state=follow(pending.state, "place"),
+        since_s=draft.now_s,
+        created_s=pending.created_s or draft.now_s,
+        reason=pending.reason or action.reason,
+    )
+    if after.move is not None and after.move.room_for:
+        draft.change(moved_s=draft.now_s)
+    draft.put_replica(after)
+    draft.record(pending, after, "place", action.reason)
+
+
+def _drain(draft: Draft, action: DrainReplica) -> None:
+    before = _known(draft, action.replica)
+    drain = Drain(
+        since_s=draft.now_s,
+        reason=action.reason,
+        came_from=before.state,
+        epoch=draft.world.epoch,
+        version=draft.version,
+        victim_of=action.victim_of,
+        stranded=action.stranded,
+        crowded=action.crowded,
+    )
+    if action.stranded or (action.crowded and before.chosen):
+        draft.change(shuns=stranded_pods.shunned(draft.world, before, draft.now_s))
+    after = replace(before, state=follow(before.state, "drain"), drain=drain)
+    if before.ready_s is not None:
+        draft.put_history(before.model, histories.forgiven(draft.history(before.model)))
+    _move(draft, before, after, "drain", action.reason)
+
+
+def _revive(draft: Draft, action: ReviveReplica) -> None:
+    before = _known(draft, action.replica)
+    if before.drain is None:
+        raise IllegalIntentError(f"Replica {before.id} is {before.state} and does not drain")
+    verb = f"revive-{before.drain.came_from}"
+    _move(draft, before, replace(before, state=follow(before.state, verb), drain=None), verb, action.reason)
+
+
+def _stop(draft: Draft, action: StopReplica) -> None:
+    before = _known(draft, action.replica)
+    verb = "acknowledged" if before.state is S.DRAINING else "drop"
+    _move(draft, before, replace(before, state=follow(before.state, verb)), verb, action.reason)
+    drain = before.drain
+    drained_idle = drain is not None and not drain.taken and drain.victim_of is None and before.ready_s is not None
+    model = draft.world.models.get(before.model)
+    load = draft.world.loads.get(before.model)
+    if not drained_idle or model is None or model.spec.paused or (load is not None and load.waiting):
+        return
+    if must_go(draft.world, before) or is_lost(draft.world, before, draft.now_s):
+        return
+    if before.model in draft.world.rented.idlers:
+        return  # its idle window was not its own: a start soon after is no regret
+    if all(other.state in DOWN for other in draft.replicas_of(before.model)):
+        draft.put_history(before.model, histories.stopped_idle(draft.history(before.model), draft.now_s))
+
+
+def seen(draft: Draft, seen: ReplicaSeen) -> None:
+    """Folds what a driver sees of one Replica."""
+    before = draft.replicas.now.get(seen.id)
+    if before is None:
+        if seen.seen is not Seen.CLEAN:
+            _adopt(draft, seen)
+            if seen.seen is Seen.TAKEN:
+                _is_taken(draft, draft.replicas.now[seen.id], seen.reason)
+        return
+    before = _facts(draft, before, seen)
+    weighed(draft, before, seen.used_bytes)
+    state = LIVE.get(seen.seen)
+    if state is not None:
+        _live(draft, before, state, seen.reason)
+    elif seen.seen is Seen.EXITED:
+        _exited(draft, before, seen.reason)
+    elif seen.seen is Seen.LEAVING:
+        _leaving(draft, before, seen.reason)
+    elif seen.seen is Seen.TAKEN:
+        _is_taken(draft, before, seen.reason)
+    else:
+        _exited(draft, before, seen.reason or "it vanished")
+        _clean(draft, draft.replicas.now[seen.id], seen)
+
+
+def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
+    """An engine that runs without our having started it: a leader before us did."""
+    ready = seen.seen in {Seen.READY, Seen.UNREADY, Seen.TAKEN}
+    started_s = _started_s(draft, seen)
+    after = Replica(
+        id=seen.id,
+        model=seen.model,
+        spec_hash=seen.spec_hash,
+        intent=seen.intent,
+        slices=seen.actual or seen.slices,
+        memory_bytes=seen.memory_bytes,
+        compute_percent=seen.compute_percent,
+        beside=seen.beside or NOTHING,
+        slots=seen.slots,
+        state=FOUND.get(seen.seen, S.FAILED),
+        since_s=draft.now_s,
+        created_s=draft.now_s if started_s is None else started_s,
+        started_s=started_s,
+        ready_s=draft.now_s if ready else None,
+        grown_s=draft.now_s if seen.grew else None,
+        address=seen.address,
+        placing=seen.placing,
+        reason="found running",
+        found=True,
+        pod=seen.pod,
+        waits=seen.waits,
+        stranded_s=draft.now_s if stranded_pods.kept_off(seen.waits) else None,
+        rank=seen.rank,
+        weights=seen.weights,
+        chosen=seen.slices if seen.actual else (),
+        failure=seen.reason or "it ended" if seen.seen is Seen.EXITED else "",
+    )
+    draft.put_replica(after)
+    draft.record(None, after, "seen", after.failure or after.reason)
+
+
+def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
+    """What does not depend on the state: where it is, since when, and whether it grew. The driver sees what is true."""
+    started_s = _started_s(draft, seen)
+    changes: dict[str, object] = {}
+    if before.started_s is None and started_s is not None:
+        changes["started_s"] = started_s
+        if draft.world.shuns and not seen.actual:
+            draft.change(shuns=stranded_pods.admitted(draft.world, before))
+    if seen.waits != before.waits:
+        changes["waits"] = seen.waits
+        if stranded_pods.kept_off(seen.waits) != (before.stranded_s is not None):
+            changes["stranded_s"] = draft.now_s if stranded_pods.kept_off(seen.waits) else None
+    if seen.grew:
+        changes["grown_s"] = draft.now_s
+    if seen.address and seen.address != before.address:
+        changes["address"] = seen.address
+    if seen.beside not in (None, before.beside):
+        changes["beside"] = seen.beside
+    changes |= _whereabouts(before, seen)
+    if seen.rank != before.rank:
+        changes["rank"] = seen.rank
+    if seen.weights and seen.weights != before.weights:
+        changes["weights"] = seen.weights
+    if seen.placing not in (NOT_SEEN, before.placing):
+        changes["placing"] = seen.placing
+    if seen.pod is not None and seen.pod != before.pod:
+        changes["pod"] = seen.pod
+    if not changes:
+        return before
+    after = replace(before, **changes)
+    draft.put_replica(after)
+    if after.chosen and after.slices != before.slices and not overcommit.alike(draft.world, after):
+        draft.record(before, after, "misplaced", overcommit.misplaced(after))
+    return after
+
+
+def _whereabouts(before: Replica, seen: ReplicaSeen) -> dict[str, object]:
+    """What a scheduler did counts, whatever was chosen."""
+    there = seen.actual or seen.slices
+    if not there or there == before.slices:
+        return {}
+    return {"slices": there, "chosen": seen.slices if seen.actual else ()}
+
+
+def _started_s(draft: Draft, seen: ReplicaSeen) -> float | None:
+    """When its first process started: now, where it has one and the driver does not know since when."""
+    started = seen.seen in LIVE and not seen.waits
+    return draft.now_s if seen.started_s is None and started else seen.started_s
+
+
+def _live(draft: Draft, before: Replica, state: S, reason: str) -> None:
+    if before.state is S.DRAINING and before.drain is not None:
+        if before.drain.came_from is not state:
+            after = replace(before, drain=replace(before.drain, came_from=state))
+            draft.put_replica(_ready(draft, after) if state is S.READY else after)
+        return
+    if before.state is state or before.state not in UNDECIDED:
+        return
+    after = replace(before, state=state)
+    if state is S.READY:
+        after = _ready(draft, after)
+    _move(draft, before, after, "seen", reason or f"seen {state}")
+
+
+def _ready(draft: Draft, replica: Replica) -> Replica:
+    """`replica` with the time at which it first got ready; the start that ends with it is learnt from.
+
+    Not of one that was found, or given a process that ran: that may have been ready before, for hours.
+    """
+    if replica.ready_s is not None:
+        return replica
+    if draft.world.fallen:
+        draft.change(fallen=mps_failures.proven(draft.world, replica))
+    began_s = replica.started_s
+    took_s = None if began_s is None or replica.found or began_s < replica.created_s else draft.now_s - began_s
+    draft.put_history(replica.model, histories.started(draft.history(replica.model), took_s))
+    return replace(replica, ready_s=draft.now_s)
+
+
+def _leaving(draft: Draft, before: Replica, reason: str) -> None:
+    """Somebody else stops it: as if its stop were ordered. That is no failure of it."""
+    if before.state in UNDECIDED or before.state is S.DRAINING:
+        _move(draft, before, replace(before, state=S.STOPPING), "seen", reason or "somebody else stops it")
+
+
+def _is_taken(draft: Draft, before: Replica, reason: str) -> None:
+    """Somebody else ends it, and gives it time: it drains as if that were ours, and is not taken back."""
+    reason = reason or "somebody else ends it"
+    if before.state is S.DRAINING and before.drain is not None:
+        draft.put_replica(replace(before, drain=replace(before.drain, taken=True)))
+    elif before.state in UNDECIDED:
+        drain = Drain(
+            since_s=draft.now_s, reason=reason, came_from=before.state, epoch=draft.world.epoch, version=draft.version,
+            taken=True,
+        )  # fmt: skip
+        _move(draft, before, replace(before, state=S.DRAINING, drain=drain), "seen", reason)
+
+
+def _exited(draft: Draft, before: Replica, reason: str) -> None:
+    if before.state is S.STOPPING or (before.drain is not None and before.drain.taken and before.state is S.DRAINING):
+        _move(draft, before, replace(before, state=S.SCRUBBING), "seen", reason or "its process ended")
+    elif before.state not in {S.SCRUBBING, S.FAILED}:
+        _break(draft, before, "seen", reason or "its process ended")
+
+
+def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
+    """It failed. If it was never ready, or not for its residency, that counts as a failed start of its spec."""
+    _move(draft, before, replace(before, state=S.FAILED, failure=reason), verb, reason)
+    if falls := mps_failures.ended(draft.world, draft.replicas.now.values(), before, draft.now_s):
+        draft.change(fallen=falls)
+    model = draft.world.models.get(before.model)
+    if model is None:
+        return
+    history = draft.history(before.model)
+    if any(_stayed(draft, model, one) for one in (before, *draft.replicas_of(before.model))):
+        history = histories.forgiven(history)
+    told = before.spec_hash == model.spec_hash() and not _stayed(draft, model, before)  # of another it says nothing
+    if told and not _taken(draft, before):
+        tried_s = before.created_s if before.started_s is None else before.started_s
+        history = histories.failed(history, model.spec.start, tried_s, draft.now_s, reason)
+        history = replace(history, failed_hash=model.spec_hash())
+        draft.news = draft.news or history.refused_until_s > 0.0
+    draft.put_history(before.model, history)
+
+
+def _taken(draft: Draft, replica: Replica) -> bool:
+    """Whether its node went, or was about to: that says nothing of its Model either."""
+    slices = draft.world.slices
+    gone = bool(replica.slices) and not any(id in slices for id in replica.slices)
+    return gone or must_go(draft.world, replica)
+
+
+def _stayed(draft: Draft, model: Model, replica: Replica) -> bool:
+    """Whether it was ready for as long as its residency."""
+    ready_s = replica.ready_s
+    return ready_s is not None and draft.now_s - ready_s >= residency_s(model, draft.history(model.name))
+
+
+def _clean(draft: Draft, before: Replica, seen: ReplicaSeen) -> None:
+    """Nothing of it is left: its Slices are free."""
+    if before.state is not S.SCRUBBING:
+        scrubbing = replace(before, state=S.SCRUBBING)
+        _move(draft, before, scrubbing, "seen", "its process ended")
+        before = scrubbing
+    gone = replace(before, state=S.GONE, proof=seen.proof)
+    draft.drop_replica(before)
+    draft.record(before, gone, "seen", f"clean: {seen.proof}" if seen.proof else "clean")
+
+
+def _move(draft: Draft, before: Replica, after: Replica, verb: str, reason: str) -> None:
+    after = replace(after, since_s=draft.now_s)
+    draft.put_replica(after)
+    draft.record(before, after, verb, reason)
+    if before.state is not S.READY or any(r.state is S.READY for r in draft.replicas_of(after.model)):
+        return
+    draft.put_history(after.model, histories.stopped_serving(draft.history(after.model), draft.now_s))

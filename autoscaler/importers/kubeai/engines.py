@@ -1,0 +1,137 @@
+"""KubeAI's engines as ours: what each is started with, and where its weights come from. Pure.
+
+Owns the facts of that: vLLM is an engine of ours; Ollama and Infinity are commands, since KubeAI gives them their
+model in ways of their own. A source that has no equal raises RefusedError with what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from autoscaler.importers.result import RefusedError, Sketch
+from autoscaler.importers.words import Words
+
+MODEL_PATH = "/model"
+"""Where a claim is mounted."""
+BUCKETS = frozenset({"s3", "gs", "oss"})
+_URL = re.compile(r"([a-z0-9]+)://([^?]+)(?:\?(.*))?")
+_SAFE = re.compile(r"[A-Za-z0-9._:/@-]+")
+"""What may stand in a line of the shell as it is."""
+OLLAMA = (
+    "export OLLAMA_HOST='[{{host}}]:{{port}}'; ollama serve & server=$!; trap 'kill $server' TERM INT; "
+    "{{ until ollama list; do sleep 0.2; done; {get}{load}ollama cp {ref} {name}; }} >&2 || kill $server & "
+    "wait $server"
+)
+"""Serves `ref` under the Model's name, as KubeAI does; /v1/models/NAME answers 200 from its last step on. The shell
+stays, and hands on SIGTERM.
+"""
+
+
+class Source(NamedTuple):
+    """A `url` of KubeAI."""
+
+    scheme: str
+    ref: str
+    query: dict[str, str]
+
+
+def source(url: str) -> Source:
+    """Raises RefusedError."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise RefusedError("spec.url: expected SCHEME://... such as hf://org/name")
+    pairs = (pair.partition("=") for pair in (found[3] or "").split("&") if pair)
+    return Source(found[1], found[2], {key: value for key, _, value in pairs})
+
+
+def vllm(of: Source, args: Sequence[str], sketch: Sketch) -> None:
+    """Writes the spec of an engine `vllm`."""
+    words = Words(args)
+    spec = sketch.spec
+    spec["engine"] = "vllm"
+    revision = words.take("--revision")
+    if of.scheme == "hf":
+        spec["artifact"] = f"hf://{of.ref}" + (f"@{revision}" if revision else "")
+    elif of.scheme == "pvc":
+        _mount(of, sketch)
+        spec["artifact"] = f"file://{MODEL_PATH}"
+    else:
+        raise _no_source(of)
+    for flags in (("--model",), ("--host",), ("--port",), ("--served-model-name",)):
+        if words.take(*flags) is not None:
+            sketch.tell(f"spec.args {flags[0]}", "Pilotlight gives it; more names of a Model are its spec.aliases")
+    context = words.take("--max-model-len", when=_counts)
+    if context is not None:
+        spec["contextTokens"] = int(context)
+    at_once = words.take("--max-num-seqs", when=_counts)
+    if at_once is not None:
+        spec["slots"] = int(at_once)
+    gpu = spec["gpu"]
+    count = gpu["count"] if isinstance(gpu, dict) else 0
+    if not words.has("--tensor-parallel-size", "-tp"):
+        if count > 1 and words.has("--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"):
+            words.left.append("--tensor-parallel-size=1")  # it would be the number of GPUs
+    else:
+        words.take("--tensor-parallel-size", "-tp", when=lambda value: value == str(count) and count > 1)
+    spec["args"] = words.left
+
+
+def ollama(of: Source, args: Sequence[str], sketch: Sketch, *, talks: bool) -> None:
+    """Writes the spec of a command that runs Ollama with one model. `talks`: it is loaded before it is ready."""
+    ref = of.query.get("model", "") if of.scheme == "pvc" else of.ref
+    if of.scheme not in ("ollama", "pvc"):
+        raise _no_source(of)
+    if not _SAFE.fullmatch(ref) or not _SAFE.fullmatch(sketch.name):
+        raise RefusedError("spec.url: expected ollama://MODEL, or pvc://CLAIM?model=MODEL")
+    environment = {"OLLAMA_KEEP_ALIVE": "-1"}
+    get = ""
+    if of.scheme == "pvc":
+        _mount(of, sketch)
+        environment["OLLAMA_MODELS"] = MODEL_PATH
+    elif of.query.get("pull", "").lower() != "false":
+        get = f"ollama pull {'--insecure ' * (of.query.get('insecure', '').lower() == 'true')}{ref} && "
+    load = f"ollama run {ref} hi && " if talks else ""
+    script = OLLAMA.format(get=get, ref=ref, name=sketch.name, load=load)
+    _command(["/bin/sh", "-c", script], args, environment, sketch)
+    sketch.spec["readinessPath"] = f"/v1/models/{sketch.name}"
+
+
+def infinity(of: Source, args: Sequence[str], sketch: Sketch) -> None:
+    """Writes the spec of a command that runs Infinity with one model."""
+    if of.scheme == "pvc":
+        _mount(of, sketch)
+    elif of.scheme != "hf":
+        raise _no_source(of)
+    environment = {
+        "INFINITY_MODEL_ID": MODEL_PATH if of.scheme == "pvc" else of.ref,
+        "INFINITY_SERVED_MODEL_NAME": sketch.name,
+        "INFINITY_URL_PREFIX": "/v1",
+        "INFINITY_ENGINE": "torch",
+    }
+    _command(["infinity_emb", "v2", "--host", "{host}", "--port", "{port}"], args, environment, sketch)
+
+
+def _command(command: list[str], args: Sequence[str], environment: dict[str, str], sketch: Sketch) -> None:
+    sketch.spec |= {"engine": "command", "command": command, "args": list(args), "env": environment}
+
+
+def _mount(of: Source, sketch: Sketch) -> None:
+    """The claim of `pvc://CLAIM/FOLDER`, at MODEL_PATH."""
+    claim, _, folder = of.ref.partition("/")
+    sketch.pod["volumes"] = [{"name": "model", "persistentVolumeClaim": {"claimName": claim}}]
+    within = {"subPath": folder.strip("/")} if folder.strip("/") else {}
+    sketch.pod["volumeMounts"] = [{"name": "model", "mountPath": MODEL_PATH} | within]
+
+
+def _no_source(of: Source) -> RefusedError:
+    if of.scheme in BUCKETS:
+        return RefusedError(
+            f"spec.url: {of.scheme}:// is no source here yet: copy the weights into a claim, and say pvc://"
+        )
+    return RefusedError(f"spec.url: {of.scheme}:// is no source of this engine")
+
+
+def _counts(value: str) -> bool:
+    return value.isascii() and value.isdecimal()

@@ -1,0 +1,216 @@
+"""KubeAI's Models (`kubeai.org/v1`) as ours. Pure.
+
+Reads manifests, lists as kubectl prints them, the catalogue of KubeAI's chart `models`, and beside them KubeAI's own
+configuration (`kubeai_system`). Promises: a Model keeps its name and namespace; every key of it is written or told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from autoscaler.importers.decode import Labelled, mapping, objects, part, texts
+from autoscaler.importers.kubeai import engines
+from autoscaler.importers.kubeai.system import CHART, System, is_system, place
+from autoscaler.importers.result import Document, RefusedError, Sketch, Taken
+from autoscaler.spec.decode import WrongKeyError, dotted
+from autoscaler.spec.model import Model
+from autoscaler.spec.part import Part
+
+API_VERSION = "kubeai.org/v1"
+NO_LIMIT = 1000
+"""`maxReplicas` that is absent: as many as a Model of ours may have."""
+TARGET = 100
+"""`targetRequests` that is absent."""
+FOREIGN_KEYS = ("kubectl.kubernetes.io/", "meta.helm.sh/", "helm.sh/", "app.kubernetes.io/", "argocd.argoproj.io/")
+"""Labels and annotations of the tools that made their object: on ours they would be wrong."""
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+class Spec(Part, frozen=True):
+    """The spec of KubeAI's Model."""
+
+    url: str
+    engine: Literal["OLlama", "VLLM", "FasterWhisper", "Infinity"]
+    features: tuple[str, ...] = ()
+    adapters: tuple[dict[str, object], ...] = ()
+    resource_profile: str = ""
+    cache_profile: str = ""
+    image: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    env_from: tuple[dict[str, object], ...] = ()
+    replicas: Count | None = None
+    min_replicas: Count = 0
+    max_replicas: Count | None = None
+    autoscaling_disabled: bool = False
+    target_requests: Annotated[int, Meta(ge=1)] | None = None
+    scale_down_delay_seconds: Count | None = None
+    owner: str = ""
+    load_balancing: dict[str, object] = {}
+    files: tuple[dict[str, object], ...] = ()
+    priority_class_name: str = ""
+
+
+def convert(sources: Sequence[tuple[str, str]]) -> list[Taken]:
+    """(file, its text) of each -> what became of every Model in them. Raises DocumentError, one line."""
+    system = CHART
+    found: list[tuple[str, int, object]] = []
+    for source, text in sources:
+        for number, value in enumerate(objects(texts(source, text)), 1):
+            with Labelled(source, value, number):
+                settings = _settings(source, value)
+                if settings is not None:
+                    system = system.with_values(settings)
+                else:
+                    found += [(source, number, each) for each in _models(value)]
+    out = []
+    for source, number, value in found:
+        with Labelled(source, value, number):
+            out.append(model(value, system))
+    return out
+
+
+def live(value: object, system: System = CHART) -> tuple[Model | None, str, tuple[str, ...]]:
+    """An object of a cluster -> its Model, or why it has none; and a line for each key that was not taken over."""
+    try:
+        taken = model(value, system)
+    except WrongKeyError as error:
+        return None, " ".join(f"{dotted(error.path)}: {error.message}".split()), ()
+    return taken.model, taken.refused, tuple(f"{key}: {why}" for key, why in taken.notes)
+
+
+def model(value: object, system: System = CHART) -> Taken:
+    """One Model. Raises WrongKeyError where it is none of KubeAI's."""
+    whole = mapping(value, ())
+    metadata = mapping(whole.get("metadata"), ("metadata",))
+    name = metadata.get("name")
+    if not isinstance(name, str):
+        raise WrongKeyError(("metadata", "name"), "missing; expected text")
+    sketch = Sketch(name, str(metadata.get("namespace") or ""))
+    for key in ("labels", "annotations"):
+        if told := _own(mapping(metadata.get(key), ("metadata", key))):
+            sketch.metadata[key] = told
+    spec = part(whole.get("spec"), Spec, ("spec",), sketch.tell)
+    try:
+        _write(spec, system, sketch)
+    except RefusedError as error:
+        return sketch.refused(str(error))
+    return sketch.taken()
+
+
+def _settings(source: str, value: object) -> Document | None:
+    """KubeAI's configuration, also out of its ConfigMap."""
+    if isinstance(value, dict) and value.get("kind") == "ConfigMap":
+        text = mapping(value.get("data"), ("data",)).get("system.yaml")
+        if not isinstance(text, str):
+            raise WrongKeyError(("data", "system.yaml"), "missing; expected KubeAI's configuration")
+        inner = texts(f"{source}: system.yaml", text)
+        return mapping(inner[0] if inner else None, ("data", "system.yaml"))
+    return value if isinstance(value, dict) and is_system(value) else None
+
+
+def _models(value: object) -> list[object]:
+    """The Models of a document: itself, or those that a catalogue (values of the chart `models`) turns on."""
+    whole = mapping(value, ())
+    if "kind" not in whole and "catalog" in whole:
+        every = bool(mapping(whole.get("all"), ("all",)).get("enabled"))
+        entries = mapping(whole["catalog"], ("catalog",)).items()
+        on = ((name, mapping(entry, ("catalog", name))) for name, entry in entries)
+        return [_entry(name, entry) for name, entry in on if every or entry.get("enabled")]
+    if whole.get("kind") != "Model" or whole.get("apiVersion") != API_VERSION:
+        at = ("apiVersion",) if whole.get("kind") == "Model" else ("kind",)
+        wanted = API_VERSION if whole.get("kind") == "Model" else f"Model ({API_VERSION}), or values of KubeAI's charts"
+        raise WrongKeyError(at, f"expected {wanted}")
+    return [whole]
+
+
+def _entry(name: str, entry: Document) -> Document:
+    spec = {key: value for key, value in entry.items() if key != "enabled"}
+    return {"apiVersion": API_VERSION, "kind": "Model", "metadata": {"name": name}, "spec": spec}
+
+
+def _own(notes: Document) -> Document:
+    """Labels or annotations that say something of the Model itself."""
+    return {key: value for key, value in notes.items() if not key.startswith(FOREIGN_KEYS)}
+
+
+def _write(spec: Spec, system: System, sketch: Sketch) -> None:
+    """All keys of the spec. Raises RefusedError."""
+    source = engines.source(spec.url)
+    image_name = place(spec.resource_profile, system, sketch)
+    sketch.spec["slots"] = spec.target_requests or TARGET
+    if spec.engine == "VLLM":
+        engines.vllm(source, spec.args, sketch)
+        if spec.target_requests not in (None, sketch.spec["slots"]):
+            sketch.tell("spec.targetRequests", "--max-num-seqs is what a Replica takes at once; others wait")
+    elif spec.engine == "OLlama":
+        engines.ollama(source, spec.args, sketch, talks="TextGeneration" in spec.features)
+    elif spec.engine == "Infinity":
+        engines.infinity(source, spec.args, sketch)
+    else:
+        fix = "serve these weights by engine vllm, which knows speech to text, or adopt a Deployment of the server"
+        raise RefusedError(f"spec.engine: FasterWhisper takes a Call's `model` for the name of weights: {fix}")
+    image = spec.image or system.image(spec.engine, image_name)
+    if image:
+        sketch.spec["image"] = image
+    _environment(spec, source.scheme, system, sketch)
+    _replicas(spec, sketch)
+    if spec.scale_down_delay_seconds is not None:
+        sketch.spec["idleSeconds"] = spec.scale_down_delay_seconds
+    if spec.priority_class_name:
+        sketch.pod["priorityClassName"] = spec.priority_class_name
+    _tell(spec, sketch)
+
+
+def _environment(spec: Spec, scheme: str, system: System, sketch: Sketch) -> None:
+    first = mapping(sketch.spec.get("env"), ("spec", "env"))
+    token: Document = {}
+    if scheme == "hf" and "HF_TOKEN" not in spec.env and not system.secret:
+        sketch.tell(
+            "HF_TOKEN", "KubeAI's Secret is only for Models of the pods' namespace: put it there if it needs one"
+        )
+    elif scheme == "hf" and "HF_TOKEN" not in spec.env:
+        key = {"name": system.secret, "key": "token", "optional": True}
+        token["HF_TOKEN"] = {"valueFrom": {"secretKeyRef": key}}
+    sketch.spec["env"] = first | token | spec.env
+
+
+def _replicas(spec: Spec, sketch: Sketch) -> None:
+    """`replicas` is KubeAI's own count, unless it was told not to count."""
+    if not spec.autoscaling_disabled:
+        most = NO_LIMIT if spec.max_replicas is None else spec.max_replicas
+        sketch.spec["replicas"] = {"min": spec.min_replicas, "max": most}
+        return
+    fixed = spec.replicas or 0
+    sketch.spec["replicas"] = {"min": fixed, "max": max(fixed, 1)}
+    if not fixed:
+        sketch.spec["paused"] = True
+
+
+def _tell(spec: Spec, sketch: Sketch) -> None:
+    """What has no equal."""
+    told = {
+        "spec.features": "a Model takes every path that its engine answers",
+        "spec.cacheProfile": "weights are not shared over a claim: put them into one and say url pvc://",
+        "spec.envFrom": "give each variable under spec.env, with valueFrom where it comes from a Secret",
+        "spec.owner": "it only named the owner in /v1/models; spec.tenants says who may call",
+        "spec.files": "put them into a ConfigMap, and mount it with spec.pod.volumes and volumeMounts",
+        "spec.loadBalancing": "PrefixHash is not in force here: the Replica with the most free Slots is chosen",
+    }
+    there = {
+        "spec.features": bool(spec.features), "spec.cacheProfile": bool(spec.cache_profile),
+        "spec.envFrom": bool(spec.env_from), "spec.owner": bool(spec.owner), "spec.files": bool(spec.files),
+        "spec.loadBalancing": spec.load_balancing.get("strategy") == "PrefixHash",
+    }  # fmt: skip
+    for key, why in told.items():
+        if there[key]:
+            sketch.tell(key, why)
+    for position, adapter in enumerate(spec.adapters):
+        name = adapter.get("name")
+        fix = f"put the weights where the engine is and say {{name: {name}, artifact: file:///...}}"
+        called = f"clients then call {sketch.name}:{name}, not {sketch.name}_{name}"
+        sketch.tell(f"spec.adapters[{position}]", f"only local files are in force for adapters: {fix}; {called}")

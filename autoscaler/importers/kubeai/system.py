@@ -1,0 +1,164 @@
+"""What KubeAI's Models leave to KubeAI's own configuration: resource profiles, images, the name of a Secret. Pure.
+
+Owns the facts that its chart has by default, and the reading of what an installation says otherwise: the chart's
+values, or the ConfigMap that the chart makes of them (`system.yaml`). Profiles count NVIDIA's GPUs or CPUs; what asks
+for other accelerators is refused, since Pilotlight would place it wrongly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from autoscaler.importers.decode import mapping, part
+from autoscaler.importers.result import Document, RefusedError, Sketch
+from autoscaler.spec.decode import Path, WrongKeyError
+from autoscaler.spec.part import Part
+
+GPU = "nvidia.com/gpu"
+SECRET = "kubeai-huggingface"  # noqa: S105  a name
+"""Where KubeAI's chart keeps the Hugging Face token, under the key `token`."""
+NARROW = frozenset({"t4", "l4", "a10", "l40"})
+"""Products whose name is the beginning of another's."""
+PRODUCTS = ("t4", "l4", "l40s", "l40", "a10g", "a10", "a16", "a100", "h100", "h200", "gh200", "b200", "v100")
+_PRODUCT = re.compile(rf"(?:^|-)({'|'.join(PRODUCTS)}|rtx\w+)(?:-(\d+gb))?(?:-|$)")
+_PROFILE = re.compile(r"([^:]+):([1-9]\d{0,3})")
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z]*)")
+
+Amount = str | int | float
+GIVES_NVIDIA: Document = {"imageName": "nvidia-gpu", "limits": {GPU: "1"}}
+PROFILES: dict[str, Document] = {
+    "cpu": {"imageName": "cpu", "requests": {"cpu": 1, "memory": "2Gi"}},
+    "nvidia-gpu-t4": GIVES_NVIDIA,
+    "nvidia-gpu-l4": {**GIVES_NVIDIA, "requests": {"cpu": "6", "memory": "24Gi"}},
+    "nvidia-gpu-l40s": {**GIVES_NVIDIA, "requests": {"cpu": "6", "memory": "24Gi"}},
+    **{f"nvidia-gpu-{name}": GIVES_NVIDIA for name in ("h100", "a100-80gb", "a100-40gb", "a16", "rtx4070-8gb")},
+    "nvidia-gpu-gh200": {**GIVES_NVIDIA, "imageName": "gh200"},
+    "amd-gpu-mi300x": {"imageName": "amd-gpu", "limits": {"amd.com/gpu": "1"}},
+}
+"""As the chart has them."""
+IMAGES: dict[str, dict[str, str]] = {
+    "VLLM": {"default": "vllm/vllm-openai:v0.10.2", "cpu": "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.10.2"},
+    "OLlama": {"default": "ollama/ollama:0.11.11"},
+    "Infinity": {"default": "michaelf34/infinity:0.0.77", "cpu": "michaelf34/infinity:0.0.77-cpu"},
+}
+"""Engine -> the profile's `imageName` -> image, as the chart has them."""
+
+
+class Profile(Part, frozen=True):
+    """One resource profile; amounts are of one unit, of which a Model asks for several."""
+
+    image_name: str = ""
+    requests: dict[str, Amount] = {}
+    limits: dict[str, Amount] = {}
+    node_selector: dict[str, str] = {}
+    affinity: dict[str, object] = {}
+    tolerations: tuple[dict[str, object], ...] = ()
+    scheduler_name: str = ""
+    runtime_class_name: str = ""
+
+
+class System(NamedTuple):
+    """KubeAI's configuration, as far as its Models depend on it."""
+
+    profiles: Mapping[str, Document] = PROFILES
+    images: Mapping[str, Mapping[str, str]] = IMAGES
+    secret: str = SECRET
+    """Where the Hugging Face token is; empty: in none that these Models may read."""
+
+    def with_values(self, values: Document) -> System:
+        """What the chart's values, or `system.yaml`, say besides. Raises WrongKeyError."""
+        profiles = dict(self.profiles)
+        for name, one in mapping(values.get("resourceProfiles"), ("resourceProfiles",)).items():
+            profiles[name] = profiles.get(name, {}) | mapping(one, ("resourceProfiles", name))
+        images = dict(self.images)
+        for engine, one in mapping(values.get("modelServers"), ("modelServers",)).items():
+            at: Path = ("modelServers", engine)
+            told = mapping(mapping(one, at).get("images"), (*at, "images"))
+            images[engine] = {**images.get(engine, {})} | {name: str(image) for name, image in told.items()}
+        names = mapping(values.get("secretNames"), ("secretNames",))
+        return System(profiles, images, str(names.get("huggingface") or self.secret))
+
+    def image(self, engine: str, image_name: str) -> str | None:
+        """What KubeAI starts an engine with."""
+        known = self.images.get(engine, {})
+        return known.get(image_name) or known.get("default")
+
+
+CHART = System()
+"""As KubeAI's chart has it."""
+
+
+def is_system(value: object) -> bool:
+    """Whether a document is KubeAI's configuration and no object of Kubernetes."""
+    return isinstance(value, dict) and "kind" not in value and bool({"resourceProfiles", "modelServers"} & value.keys())
+
+
+def place(wanted: str, system: System, sketch: Sketch) -> str:
+    """Writes `gpu`, `resources`, `pod` of `resourceProfile: NAME:COUNT`; the name of its image. Raises RefusedError."""
+    at: Path = ("spec", "resourceProfile")
+    if not wanted:
+        sketch.spec["gpu"] = {"count": 0}
+        return ""
+    found = _PROFILE.fullmatch(wanted)
+    if found is None:
+        raise WrongKeyError(at, "expected NAME:COUNT such as nvidia-gpu-l4:1")
+    name, count = found[1], int(found[2])
+    if name not in system.profiles:
+        fix = "give the file that has it, too: the chart's values, or the ConfigMap with system.yaml"
+        raise RefusedError(
+            f"spec.resourceProfile: profile {name} is not in the files, and KubeAI's chart has none: {fix}"
+        )
+    profile = part(system.profiles[name], Profile, ("resourceProfiles", name), sketch.tell)
+    amounts = profile.requests | profile.limits
+    other = next((key for key in amounts if "/" in key and key != GPU), None)
+    if other is not None:
+        raise RefusedError(
+            f"spec.resourceProfile: profile {name} needs {other}, and Pilotlight gives only {GPU} and CPUs"
+        )
+    each = str(amounts.get(GPU, 0))
+    if not (each.isascii() and each.isdecimal()):
+        raise WrongKeyError(("resourceProfiles", name, "limits", GPU), "expected a whole number")
+    gpus = count * int(each)
+    products = _products(name)
+    sketch.spec["gpu"] = {"count": gpus} | ({"models": products} if gpus and products else {})
+    resources = {
+        kind: {key: _times(amount, count) for key, amount in one.items() if key != GPU}
+        for kind, one in (("requests", profile.requests), ("limits", profile.limits))
+    }
+    if told := {kind: one for kind, one in resources.items() if one}:
+        sketch.spec["resources"] = told
+    _pod(profile, name, sketch)
+    return profile.image_name
+
+
+def _pod(profile: Profile, name: str, sketch: Sketch) -> None:
+    if "nodeAffinity" in profile.affinity:
+        sketch.tell(f"resourceProfiles.{name}.affinity.nodeAffinity", "say which nodes with spec.pod.nodeSelector")
+    told: Document = {
+        "nodeSelector": profile.node_selector,
+        "affinity": {key: one for key, one in profile.affinity.items() if key != "nodeAffinity"},
+        "tolerations": [one for one in profile.tolerations if one.get("key") != GPU],  # our pods have it anyway
+        "schedulerName": profile.scheduler_name,
+        "runtimeClassName": profile.runtime_class_name,
+    }
+    sketch.pod |= {key: one for key, one in told.items() if one}
+
+
+def _products(profile: str) -> list[str]:
+    """Globs over a device's product, out of a profile's name: `nvidia-gpu-a100-80gb`."""
+    found = _PRODUCT.search(profile.lower())
+    if found is None:
+        return []
+    product, memory = found[1].removeprefix("rtx"), found[2]
+    if memory and not found[1].startswith("rtx"):
+        return [f"*{product}*{memory}*"]
+    return [f"*[- ]{product}", f"*[- ]{product}-*"] if product in NARROW else [f"*{product}*"]
+
+
+def _times(amount: Amount, count: int) -> str:
+    found = _QUANTITY.fullmatch(str(amount))
+    if found is None:
+        return str(amount)  # our own reading says what is wrong
+    return f"{float(found[1]) * count:g}{found[2]}"

@@ -1,0 +1,152 @@
+"""A command line of llama-swap as the engine of a Model. Pure.
+
+Owns three questions: where the command listens (Pilotlight chooses ports, so one that is fixed is found and replaced),
+whether it is a llama-server with a file (then engine `llama.cpp`, which gives file, host, port, name, slots and context
+itself), and how many devices it may see. A command whose port cannot be found has no equal.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import NamedTuple
+
+from autoscaler.importers.llama_swap.macros import PORT
+from autoscaler.importers.result import RefusedError, Sketch
+from autoscaler.importers.words import Words
+from autoscaler.spec.engines import PLACEHOLDER
+
+AT_ONCE = 10
+"""Calls of one Model that llama-swap passes on at once, where nothing is said."""
+DEVICES = "CUDA_VISIBLE_DEVICES"
+LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]", "0.0.0.0"})  # noqa: S104  only compared with
+EXTRA_FLAGS = frozenset(
+    {"--gpu-layers", "--threads", "--batch-size", "--ubatch-size", "--cache-ram", "--embeddings", "--warmup"}
+)
+"""Those of llama-server that the `llama` extra knows, too."""
+LONG = {
+    **dict.fromkeys(("-ngl", "--n-gpu-layers"), "--gpu-layers"), "-t": "--threads", "-b": "--batch-size",
+    "-ub": "--ubatch-size", "-cram": "--cache-ram", "--embedding": "--embeddings",
+}  # fmt: skip
+_FLAG = re.compile(r"--?[a-zA-Z]")
+_SERVER = re.compile(r"(?:.*/)?llama-server(?:[-_.][\w.-]*)?")
+_PROXY = re.compile(r"(https?)://(\[[^\]]+\]|[^/:]+)(?::(\d+|\{port\}))?(/.*)?")
+
+
+class Command(NamedTuple):
+    """What llama-swap says of a Model's process. Macros are filled in; `{port}` stands for the port."""
+
+    cmd: str
+    proxy: str
+    env: tuple[str, ...]
+    served_name: str
+    at_once: int
+
+
+def without_comments(cmd: str) -> str:
+    """A command without lines that begin with `#`, in one line."""
+    lines = (line.strip() for line in cmd.splitlines())
+    return " ".join(line.removesuffix("\\") for line in lines if not line.startswith("#"))
+
+
+def write(command: Command, folder: str, sketch: Sketch) -> None:
+    """Writes the engine of the Model. Raises RefusedError; ValueError where `cmd` is not words."""
+    words = shlex.split(without_comments(command.cmd))  # again: macros have their own
+    if not words:
+        raise RefusedError("cmd: expected the command that starts the engine")
+    environment, marked = _environment(command.env, sketch)
+    words = _listening([*marked, *words], command.proxy, sketch)[len(marked) :]
+    flags = Words(words[1:])
+    if _SERVER.fullmatch(words[0]) and flags.has("-m", "--model"):
+        _llama_cpp(words[0], flags, folder, sketch)
+        if command.at_once:
+            sketch.tell("concurrencyLimit", "Calls above spec.slots wait: spec.queue.callsMax bounds how many")
+    else:
+        _command([*marked, *words], command, sketch)
+    sketch.spec["env"] = environment
+
+
+def _environment(entries: tuple[str, ...], sketch: Sketch) -> tuple[dict[str, str], list[str]]:
+    """Variables, and `env NAME={port}` as first words for those that say where to listen."""
+    pairs = {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+    visible = pairs.pop(DEVICES, None)
+    if visible is not None:
+        count = 0 if visible in ("", "-1") else visible.count(",") + 1
+        sketch.spec["gpu"] = {"count": count}
+        sketch.tell(f"env {DEVICES}", f"Pilotlight chooses the devices; spec.gpu.count is {count}")
+    ports = [f"{name}={value}" for name, value in pairs.items() if PORT in value]
+    return {name: value for name, value in pairs.items() if PORT not in value}, (["env", *ports] if ports else [])
+
+
+def _listening(words: list[str], proxy: str, sketch: Sketch) -> list[str]:
+    """The words with `{port}` where they say the port. Raises RefusedError."""
+    found = _PROXY.fullmatch(proxy)
+    if found is None or found[2] not in LOCAL:
+        raise RefusedError("proxy: expected http://127.0.0.1:${PORT}: engines elsewhere are not in force yet")
+    if (found[4] or "/") != "/":
+        raise RefusedError("proxy: a path in it has no equal: let the engine answer at /v1/...")
+    if found[1] == "https":
+        sketch.spec["tls"] = {"serverName": "localhost"} if found[2] == "localhost" else {}
+    port = found[3] or "80"
+    if port != PORT:
+        fixed = re.compile(rf"((?:.*[=:])?){port}((?::.*)?)")
+        matches = (fixed.fullmatch(word) for word in words)
+        words = [word if m is None else f"{m[1]}{PORT}{m[2]}" for word, m in zip(words, matches, strict=True)]
+    if not any(PORT in word for word in words):
+        raise RefusedError(
+            "cmd: where it listens cannot be found: say the port with ${PORT}, as its own word or after = or :"
+        )
+    return words
+
+
+def _llama_cpp(program: str, flags: Words, folder: str, sketch: Sketch) -> None:
+    """Engine `llama.cpp`, without what Pilotlight gives by itself."""
+    spec = sketch.spec
+    path = flags.take("-m", "--model") or ""
+    if not path.startswith("/"):
+        sketch.tell("cmd --model", f"it is no absolute path: taken as one below {folder}")
+        path = f"{folder.rstrip('/')}/{path}"
+    for own in (("--port",), ("--host",), ("-a", "--alias")):
+        flags.take(*own)
+    flags.take_switch("--metrics", "--slots", "--offline")
+    if flags.take("--api-key", "--api-key-file") is not None:
+        sketch.tell("cmd --api-key", "clients' keys never reach an engine: keys are in Tenant documents")
+    slots = _number(flags.take("-np", "--parallel"))
+    context = _number(flags.take("-c", "--ctx-size"))
+    spec |= {"engine": "llama.cpp", "artifact": f"file://{path}", "slots": slots or 1}
+    if context:
+        spec["contextTokens"] = max(1, context // (slots or 1))
+    if not slots:
+        sketch.tell("cmd", "it has no --parallel: one Call at a time; each of more spec.slots takes contextTokens anew")
+    flags.left = [LONG.get(word, word) for word in flags.left]
+    layers = flags.take("--gpu-layers")
+    if layers == "0":
+        spec["gpu"] = {"count": 0}
+    elif layers is not None:
+        flags.left += ["--gpu-layers", layers]
+    spec["args"] = flags.left
+    if any(_FLAG.match(word) and word not in EXTRA_FLAGS for word in flags.left):
+        sketch.tell("cmd", "Pilotlight's llama extra does not know all of these args: install Pilotlight without it")
+    if program != "llama-server":
+        sketch.tell(f"cmd {program}", "the llama-server on the PATH is started: put this one there")
+
+
+def _command(words: list[str], command: Command, sketch: Sketch) -> None:
+    """Engine `command`: words up to the last placeholder, then args, in which nothing is filled in."""
+    name = command.served_name
+    if name:
+        words = [
+            "{name}" if word == name and before == "--served-model-name" else word
+            for before, word in zip(["", *words], words, strict=False)
+        ]
+        if "{name}" not in words:
+            sketch.tell("useModelName", f"Calls carry the Model's own name: have the engine serve {sketch.name}")
+    last = max(position for position, word in enumerate(words) if PLACEHOLDER.search(word))
+    sketch.spec |= {"engine": "command", "command": words[: last + 1], "args": words[last + 1 :]}
+    sketch.spec["slots"] = command.at_once or AT_ONCE
+    if "gpu" not in sketch.spec:
+        sketch.tell("cmd", "a command takes a whole device: say spec.gpu.memory if it needs less, count: 0 if none")
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else 0

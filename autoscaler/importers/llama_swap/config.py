@@ -1,0 +1,199 @@
+"""llama-swap's configuration as documents for `pilotlight serve`. Pure.
+
+A Model whose command is a llama-server with a file becomes one of engine `llama.cpp`; any other stays a command, with
+placeholders for what Pilotlight chooses (`llama_swap_commands`). Promises: model ids and aliases stay as clients call
+them; keys of people become a Tenant with their hashes; every key is written or told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Annotated, TypeVar
+
+from msgspec import Meta, field
+
+from autoscaler.importers.decode import UNKNOWN, Labelled, mapping, number, part, texts
+from autoscaler.importers.llama_swap.commands import Command, without_comments, write
+from autoscaler.importers.llama_swap.macros import PORT, Macros, expanded, own_last, with_environment
+from autoscaler.importers.result import Document, Note, RefusedError, Sketch, Taken, settled
+from autoscaler.spec.decode import Path, WrongKeyError
+from autoscaler.spec.part import Part
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.rules import check_name
+
+P = TypeVar("P", bound=Part)
+
+TENANT = "llama-swap"
+NEVER_S = 31_536_000
+"""`ttl: 0`: a year, the longest that `idleSeconds` takes."""
+START_S_MIN = 15
+READY_PATH = "/health"
+
+Seconds = Annotated[float, Meta(ge=0)]
+
+LOGS = "its own logs, pages and records: see `pilotlight status` and the operations port"
+FITS = "what fits runs side by side, and an idle Model makes room: spec.residencySeconds and spec.priority say for whom"
+WHOLE: dict[str, str] = {
+    **dict.fromkeys(("logLevel", "logTimeFormat", "logToStdout", "logRequests", "store", "ui"), LOGS),
+    **dict.fromkeys(("metricsMaxInMemory", "captureBuffer", "performance"), LOGS),
+    **dict.fromkeys(("groups", "matrix", "routing"), FITS),
+    "startPort": "Pilotlight chooses free ports",
+    "sendLoadingState": "streams that wait get SSE comments with their place and the expected time",
+    "includeAliasesInList": "aliases are called, and not listed",
+    "unloadTimeout": "engines have 10 s from SIGTERM on",
+    "hooks": "a Model that should always run has spec.replicas.min: 1",
+    "profiles": "a name belongs to one Model: move spec.aliases instead",
+    "selectors": "a name belongs to one Model: choose one of the targets, and give it the alias",
+    "peers": "engines elsewhere are not in force yet",
+    "upstream": "only the paths of inference are passed on to an engine",
+}
+"""Keys of the whole, and why they are not taken over."""
+MODEL: dict[str, str] = {
+    "cmdStop": "an engine's processes get SIGTERM, then SIGKILL",
+    "unloadTimeout": WHOLE["unloadTimeout"],
+    "sendLoadingState": WHOLE["sendLoadingState"],
+    "name": "/v1/models tells names and aliases only",
+    "description": "/v1/models tells names and aliases only",
+    "metadata": "/v1/models tells names and aliases only",
+    "capabilities": "/v1/models tells names and aliases only",
+    "compat": "websockets are not served",
+}
+"""Keys of a Model, and why they are not taken over."""
+
+
+class Timeouts(Part, frozen=True):
+    """Of the way to an engine."""
+
+    response_header: Seconds = 0
+
+
+class Filters(Part, frozen=True):
+    """What llama-swap changes in bodies."""
+
+    strip_params: str = ""
+    set_params: dict[str, object] = {}
+    set_params_by_id: dict[str, dict[str, object]] = field(name="setParamsByID", default_factory=dict)
+
+
+class Entry(Part, frozen=True):
+    """A Model of llama-swap."""
+
+    cmd: str
+    proxy: str = f"http://localhost:{PORT}"
+    aliases: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    check_endpoint: str = READY_PATH
+    ttl: Annotated[float, Meta(ge=-1)] = -1
+    unlisted: bool = False
+    use_model_name: str = ""
+    concurrency_limit: Annotated[int, Meta(ge=0)] = 0
+    filters: dict[str, object] = {}
+    timeouts: dict[str, object] = {}
+
+
+class Whole(Part, frozen=True):
+    """What holds for all Models."""
+
+    models: dict[str, object]
+    macros: dict[str, object] = {}
+    global_ttl: Annotated[float, Meta(ge=0)] = field(name="globalTTL", default=0)
+    health_check_timeout: Seconds = 120
+    api_keys: tuple[str, ...] = ()
+
+
+def convert(source: str, text: str, environ: Mapping[str, str], folder: str) -> list[Taken]:
+    """A file -> what became of it as a whole, then of each Model. `folder` (absolute): where llama-swap is started, for
+    paths that begin there. Raises DocumentError, one line.
+    """
+    with Labelled(source):
+        values = texts(source, with_environment(text, environ))
+        if len(values) != 1:
+            raise WrongKeyError((), "expected one document: the configuration of llama-swap")
+        return _converted(mapping(values[0], ()), folder)
+
+
+def _converted(value: Document, folder: str) -> list[Taken]:
+    macros = mapping(value.get("macros"), ("macros",))
+    plain = {key: one for key, one in value.items() if key not in ("macros", "models")}
+    notes: list[Note] = []
+    given = mapping(expanded(plain, macros, ()), ()) | {"models": value.get("models")}
+    whole = _typed(given, Whole, WHOLE, (), notes)
+    models = [_model(name, one, macros, whole, folder) for name, one in whole.models.items()]
+    about = [Taken("llama-swap's configuration", None, tuple(notes))] if notes else []
+    return [*about, *([_tenant(whole.api_keys)] if whole.api_keys else []), *models]
+
+
+def _model(name: str, value: object, macros: Macros, whole: Whole, folder: str) -> Taken:
+    at: Path = ("models", name)
+    given = dict(mapping(value, at))
+    own = mapping(given.pop("macros", None), (*at, "macros"))
+    if isinstance(given.get("cmd"), str):
+        given["cmd"] = without_comments(str(given["cmd"]))  # before a macro in a comment could become a word
+    scope = own_last(macros, own, name)
+    sketch = Sketch(name)
+    entry = _typed(mapping(expanded(given, scope, at), at), Entry, MODEL, at, sketch.notes)
+    try:
+        write(Command(entry.cmd, entry.proxy, entry.env, entry.use_model_name, entry.concurrency_limit), folder, sketch)
+    except RefusedError as error:
+        return sketch.refused(str(error))
+    except ValueError as error:
+        raise WrongKeyError((*at, "cmd"), f"expected words as a shell takes them: {error}") from None
+    _timing(entry, whole, at, sketch)
+    _names(entry, scope, at, sketch)
+    if entry.unlisted:
+        sketch.spec["unlisted"] = True
+    return sketch.taken()
+
+
+def _timing(entry: Entry, whole: Whole, at: Path, sketch: Sketch) -> None:
+    idle_s = whole.global_ttl if entry.ttl < 0 else entry.ttl
+    sketch.spec["idleSeconds"] = number(idle_s or NEVER_S)
+    sketch.spec["start"] = {"secondsMax": number(max(whole.health_check_timeout, START_S_MIN))}
+    if entry.check_endpoint == "none":
+        sketch.tell(
+            "checkEndpoint", f"it is ready when GET {READY_PATH} answers 200; say spec.readinessPath for another"
+        )
+    elif entry.check_endpoint != READY_PATH:
+        sketch.spec["readinessPath"] = "/" + entry.check_endpoint.lstrip("/")
+    bounds = part(
+        entry.timeouts, Timeouts, (*at, "timeouts"),
+        lambda key, _: sketch.tell(f"timeouts.{key.rpartition('.')[2]}", "gateways have bounds of their own"),
+    )  # fmt: skip
+    if bounds.response_header:
+        sketch.spec |= dict.fromkeys(("firstByteSecondsMax", "responseSecondsMax"), number(bounds.response_header))
+
+
+def _names(entry: Entry, macros: Macros, at: Path, sketch: Sketch) -> None:
+    """Aliases, also those that only choose parameters; what filters do to bodies is told."""
+    filters = part(entry.filters, Filters, (*at, "filters"), sketch.tell)
+    if filters.strip_params or filters.set_params:
+        sketch.tell("filters", "a body goes to its engine as the client sent it: let clients send these")
+    chosen = [str(expanded(key, macros, (*at, "filters", "setParamsByID"))) for key in filters.set_params_by_id]
+    if chosen:
+        sketch.tell("filters.setParamsByID", "these names stay, as aliases that choose no parameters")
+    aliases = list[str]()
+    for alias in dict.fromkeys((*entry.aliases, *chosen)):
+        try:
+            check_name(alias, ())
+        except WrongKeyError as error:
+            sketch.tell(f"aliases: {alias}", error.message)
+        else:
+            aliases += [alias] if alias != sketch.name else []
+    sketch.spec["aliases"] = aliases
+
+
+def _typed(value: Document, kind: type[P], without: Mapping[str, str], at: Path, notes: list[Note]) -> P:
+    """`value` as `kind`; keys that have no equal are told, where they say anything."""
+    notes += [Note(key, without[key]) for key, one in value.items() if key in without and one not in (None, [], {}, "")]
+    told = {key: one for key, one in value.items() if key not in without}
+    return part(told, kind, at, lambda key, _: notes.append(Note(key.rpartition(".")[2], UNKNOWN)))
+
+
+def _tenant(keys: tuple[str, ...]) -> Taken:
+    """Keys work as before; only their hashes are written."""
+    hashes = dict.fromkeys(sha256(key.encode()).hexdigest() for key in keys)
+    entries = [{"name": f"key-{number}", "sha256": one} for number, one in enumerate(hashes, 1)]
+    spec: Document = {"keys": entries}
+    document: Document = {"apiVersion": API_VERSION, "kind": "Tenant", "metadata": {"name": TENANT}, "spec": spec}
+    return settled(f"Tenant {TENANT}", document)

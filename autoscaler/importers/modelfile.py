@@ -1,0 +1,60 @@
+"""The text of a Modelfile (Ollama's) -> its instructions, in order. Pure.
+
+Owns the grammar: one instruction in a line, its name in any case, its value as it is, in quotes, or in three quotes
+over several lines; lines that begin with `#` are comments. What an instruction means is its reader's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from autoscaler.spec.decode import WrongKeyError, nearest
+
+KNOWN = ("FROM", "PARAMETER", "TEMPLATE", "SYSTEM", "ADAPTER", "LICENSE", "MESSAGE", "RENDERER", "PARSER", "REQUIRES")
+THREE = '"""'
+
+
+class Instruction(NamedTuple):
+    """A name that is known, and its value."""
+
+    name: str
+    value: str
+
+
+def parse(text: str, known: Sequence[str] = KNOWN) -> list[Instruction]:
+    """`known`: the names that there are, in capitals. Raises WrongKeyError, whose path is the line."""
+    found: list[Instruction] = []
+    lines = list(enumerate(text.splitlines(), 1))
+    while lines:
+        number, line = lines.pop(0)
+        name, _, rest = line.strip().partition(" ")
+        if not name or name.startswith("#"):
+            continue
+        if name.upper() not in known:
+            names = ", ".join(known)
+            raise WrongKeyError((f"line {number}",), f"expected one of {names}{nearest(name.upper(), known)}")
+        value = rest.strip()
+        for quote in (THREE, '"'):
+            lead, begins, after = value.partition(quote)
+            if begins and (not lead or name.upper() in ("PARAMETER", "MESSAGE")):
+                while not after.rstrip().endswith(quote):
+                    if not lines:
+                        raise WrongKeyError((f"line {number}",), f"expected {quote} at its end")
+                    after += "\n" + lines.pop(0)[1]
+                value = lead + after.rstrip().removesuffix(quote)
+                break
+        if not value:
+            raise WrongKeyError((f"line {number}",), f"expected a value after {name}")
+        found.append(Instruction(name.upper(), value))
+    return found
+
+
+def name_in(text: str) -> str:
+    """The name that `ollama show --modelfile` writes into a comment: the line after `replace FROM with:`."""
+    lines = text.splitlines()
+    for before, line in pairwise(lines):
+        if before.startswith("#") and before.rstrip().endswith("replace FROM with:"):
+            return line.removeprefix("#").strip().removeprefix("FROM").strip()
+    return ""

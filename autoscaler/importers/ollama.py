@@ -1,0 +1,186 @@
+"""Ollama's models as ours: a Modelfile, or a manifest of its store, which has GGUF files under other names. Pure.
+
+A model whose file is known becomes one of engine `llama.cpp`; one that only Ollama's store knows becomes one of engine
+`ollama`. Promises: clients call it as before, `NAME` and `NAME:TAG`. Ollama's defaults are kept where clients would
+notice: its context, and 5 minutes without a Call until it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from autoscaler.importers.decode import Labelled, mapping
+from autoscaler.importers.modelfile import parse
+from autoscaler.importers.result import Document, Sketch, Taken
+from autoscaler.spec.decode import WrongKeyError
+
+CONTEXT_TOKENS = 4096
+IDLE_S = 300
+LATEST = "latest"
+LIBRARY = ("registry.ollama.ai", "library")
+KIND = "application/vnd.ollama.image."
+ARGS = {"num_thread": "--threads", "num_batch": "--batch-size", "num_gpu": "--gpu-layers"}
+"""Parameters that are flags of every llama.cpp server here."""
+SENT = "let clients send it with each Call"
+NO_EQUAL = {
+    "SYSTEM": "let clients send a system message",
+    "MESSAGE": "let clients send these messages first",
+    "TEMPLATE": "the template in the GGUF file is used",
+    "LICENSE": "it stays with the weights",
+    "RENDERER": "llama.cpp renders by the template in the GGUF file",
+    "PARSER": "llama.cpp parses by the template in the GGUF file",
+    "REQUIRES": "it names a version of Ollama",
+    "projector": "images need llama-server with --mmproj and this file: spec.args",
+}
+
+
+class Blobs(NamedTuple):
+    """Digests in a manifest."""
+
+    model: str
+    small: dict[str, str]
+    """`params` and `config`, which are read for a conversion."""
+    others: tuple[tuple[str, str], ...]
+    """(kind, digest): adapter, projector, template, system, ..."""
+
+
+def from_modelfile(source: str, text: str, name: str, folder: str, known: Mapping[str, str]) -> Taken:
+    """A Modelfile in `folder` (absolute). `known`: names of a store given as well -> paths. Raises DocumentError."""
+    sketch = _sketch(name)
+    with Labelled(source):
+        instructions = parse(text)
+        origin = next((value for name, value in instructions if name == "FROM"), None)
+        if origin is None:
+            raise WrongKeyError(("FROM",), "missing; expected a GGUF file or the name of a model")
+        path = known.get(origin) or known.get(f"{origin}:{LATEST}") or _path(origin, folder)
+        if path is None:
+            fix = (
+                f"run `ollama create {name} -f {source}` once, or give Ollama's folder as well, to have its file served"
+            )
+            sketch.tell(f"FROM {origin}", f"Ollama keeps these weights, and engine ollama serves them: {fix}")
+            sketch.spec["engine"] = "ollama"
+        else:
+            sketch.spec |= {"engine": "llama.cpp", "artifact": f"file://{path}"}
+        parameters = [value.partition(" ") for name, value in instructions if name == "PARAMETER"]
+        _parameters([(key, value.strip()) for key, _, value in parameters], sketch)
+        for instruction, value in instructions if path is not None else ():
+            if instruction == "ADAPTER":
+                _adapter(_path(value, folder) or value, sketch)
+            elif instruction in NO_EQUAL:
+                sketch.tell(instruction, NO_EQUAL[instruction])
+    return sketch.taken()
+
+
+def model_name(parts: tuple[str, ...]) -> str:
+    """What clients call a model by: the path of its manifest below `manifests`, HOST/NAMESPACE/NAME/TAG."""
+    *where, name, tag = parts
+    where = [] if tuple(where) == LIBRARY else where[1:] if where[0] == LIBRARY[0] else where
+    return "/".join((*where, f"{name}:{tag}"))
+
+
+def blobs(source: str, text: str) -> Blobs | None:
+    """What a manifest consists of; None: it has no weights here. Raises DocumentError."""
+    with Labelled(source):
+        try:
+            manifest = mapping(msgspec.json.decode(text), ())
+        except msgspec.DecodeError:
+            raise WrongKeyError((), "expected a manifest of Ollama (JSON)") from None
+        layers = manifest.get("layers")
+        found: list[tuple[str, str]] = []
+        for position, layer in enumerate(layers if isinstance(layers, list) else []):
+            told = mapping(layer, ("layers", position))
+            found.append((str(told.get("mediaType")).removeprefix(KIND), str(told.get("digest"))))
+        config = mapping(manifest.get("config"), ("config",)).get("digest")
+    model = next((digest for kind, digest in found if kind == "model"), None)
+    if model is None:
+        return None
+    small = {kind: digest for kind, digest in found if kind == "params"}
+    others = tuple((kind, digest) for kind, digest in found if kind not in ("model", "params"))
+    return Blobs(model, small | ({"config": config} if isinstance(config, str) else {}), others)
+
+
+def blob_path(folder: str, digest: str) -> str:
+    """Where a digest lies; `folder` is the one of the blobs."""
+    return f"{folder}/{digest.replace(':', '-')}"
+
+
+def from_store(name: str, found: Blobs | None, folder: str, texts: Mapping[str, str]) -> Taken:
+    """A model of a store whose blobs are in `folder`; `texts` has what its `small` blobs say."""
+    sketch = _sketch(name)
+    if found is None:
+        return sketch.refused("its manifest names no weights in one file: only a model that is GGUF can be served")
+    sketch.spec |= {"engine": "llama.cpp", "artifact": f"file://{blob_path(folder, found.model)}"}
+    parameters = mapping(_json(texts.get("params", "{}")), ("params",))
+    told = (
+        (key, each) for key, value in parameters.items() for each in (value if isinstance(value, list) else [value])
+    )
+    _parameters([(key, str(value)) for key, value in told], sketch)
+    families = mapping(_json(texts.get("config", "{}")), ("config",)).get("model_families") or []
+    if isinstance(families, list) and any("bert" in str(family) for family in families):
+        _add_args(sketch, "--embeddings")
+    for kind, digest in found.others:
+        if kind == "adapter":
+            _adapter(blob_path(folder, digest), sketch)
+        elif kind == "projector":
+            sketch.tell(f"projector {blob_path(folder, digest)}", NO_EQUAL["projector"])
+        elif kind.upper() in NO_EQUAL:
+            sketch.tell(kind.upper(), NO_EQUAL[kind.upper()])
+    return sketch.taken()
+
+
+def _sketch(name: str) -> Sketch:
+    """`llama3:latest` is called `llama3`, too, and what has no tag is the latest."""
+    stem, colon, tag = name.rpartition(":")
+    plain = stem if colon and tag == LATEST else name
+    sketch = Sketch(plain)
+    if plain != name or not colon:
+        sketch.spec["aliases"] = [f"{plain}:{LATEST}"]
+    sketch.spec |= {"idleSeconds": IDLE_S, "contextTokens": CONTEXT_TOKENS}
+    return sketch
+
+
+def _path(origin: str, folder: str) -> str | None:
+    """The file that FROM or ADAPTER names, if it names one."""
+    if origin.startswith("/"):
+        return origin
+    if origin.startswith(("./", "../")) or origin.endswith((".gguf", ".bin")):
+        return f"{folder}/{origin.removeprefix('./')}"
+    return None
+
+
+def _parameters(parameters: list[tuple[str, str]], sketch: Sketch) -> None:
+    gguf = sketch.spec["engine"] == "llama.cpp"
+    for key in dict.fromkeys(key for key, _ in parameters):
+        value = [value for name, value in parameters if name == key][-1]
+        if key == "num_ctx" and value.isdecimal():
+            sketch.spec["contextTokens"] = int(value)
+        elif key == "num_gpu" and value == "0":
+            sketch.spec["gpu"] = {"count": 0}
+        elif gguf and key in ARGS and value.isdecimal():
+            _add_args(sketch, ARGS[key], value)
+        elif gguf:  # else `ollama create` keeps it
+            sketch.tell(f"PARAMETER {key}", SENT)
+
+
+def _adapter(path: str, sketch: Sketch) -> None:
+    """Laid over every Call, as in Ollama."""
+    if path.startswith("/"):
+        _add_args(sketch, "--lora-scaled", f"{path}:1")
+    else:
+        sketch.tell(f"ADAPTER {path}", "only a GGUF file is in force: add --lora-scaled FILE:1 to spec.args")
+
+
+def _add_args(sketch: Sketch, *words: str) -> None:
+    args = sketch.spec.setdefault("args", [])
+    if isinstance(args, list):
+        args.extend(words)
+
+
+def _json(text: str) -> Document:
+    try:
+        return mapping(msgspec.json.decode(text), ())
+    except (msgspec.DecodeError, WrongKeyError):
+        return {}

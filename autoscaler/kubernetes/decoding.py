@@ -1,0 +1,210 @@
+"""Decodes what an API server sends, object by object: one that cannot be decoded does not affect the others. Pure.
+
+msgspec decodes and skips nested values recursively, so about 1,000 levels raise RecursionError wherever they are. The
+API server allows 10,000 levels in fields without a schema. Values nested deeper than DEPTH_MAX are therefore cut out of
+the text before it is decoded again; the rest tells which object it was.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from autoscaler.kubernetes.unreadable import Unreadable
+
+Object = dict[str, Any]
+"""An object of the API server."""
+
+DEPTH_MAX: Final = 100
+"""Levels of nesting in an object. Those that Kubernetes defines have less than 40."""
+BYTES_MAX: Final = 4 << 20
+"""Of an object: more than the 1.5 MiB that etcd stores, because JSON is longer than protobuf."""
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_TOKEN = re.compile(_STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
+_NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
+_BATCH: Final = 128
+"""Brackets of which only the balance is looked at, where it cannot reach the limit."""
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_CUT = b'{"pilotlight.dev/cut":null}'
+"""Takes the place of what is nested too deeply."""
+
+
+class Page(NamedTuple):
+    """A part of a list."""
+
+    version: str
+    """resourceVersion of the list."""
+    token: str
+    """`continue` for the next part; empty: this is the last."""
+    items: list[Object]
+    unreadable: list[Unreadable]
+    of: tuple[str, str] = ("", "")
+    """API version and kind of each item. Items of the kinds that Kubernetes defines do not name theirs."""
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    version: str = msgspec.field(name="resourceVersion", default="")
+    token: str | None = msgspec.field(name="continue", default=None)
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    api_version: str = msgspec.field(name="apiVersion", default="")
+    kind: str = ""
+    metadata: _Metadata = _Metadata()
+
+
+class _Managed(msgspec.Struct, frozen=True):
+    manager: str = ""
+    time: str | None = None
+    subresource: str = ""
+
+
+class _Checked(_Metadata, frozen=True):
+    """What the watch and every reader takes from metadata: its types hold for each object that is not Unreadable."""
+
+    uid: str = ""
+    generation: int = 0
+    generate_name: str = msgspec.field(name="generateName", default="")
+    created: str | None = msgspec.field(name="creationTimestamp", default=None)
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owners: list[dict[str, str | bool | None]] | None = msgspec.field(name="ownerReferences", default=None)
+    managed: list[_Managed] | None = msgspec.field(name="managedFields", default=None)
+
+
+class _Event(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _WholeEvent(msgspec.Struct, frozen=True):
+    type: str
+    object: Object
+
+
+class _List(msgspec.Struct, frozen=True):
+    api_version: str = msgspec.field(name="apiVersion", default="")
+    kind: str = ""
+    metadata: _Metadata = _Metadata()
+    items: list[msgspec.Raw] | None = None
+
+
+_decode_object = msgspec.json.Decoder(Object).decode
+_decode_identity = msgspec.json.Decoder(_Identity).decode
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_whole_event = msgspec.json.Decoder(_WholeEvent).decode
+_decode_list = msgspec.json.Decoder(_List).decode
+
+
+def is_too_deep(text: bytes, depth_max: int = DEPTH_MAX) -> bool:
+    """Whether JSON has values below so many levels. Each event of each watch is looked at, so this is done in few
+    steps of C: escapes and all but brackets and quotes are removed, then strings, then the balance is counted.
+    """
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    marks = text.translate(None, _NO_MARKS).replace(b'""', b"")
+    brackets, depth = b"".join(marks.split(b'"')[::2]), 0
+    for begin in range(0, len(brackets), _BATCH):
+        batch = brackets[begin : begin + _BATCH]
+        opened = batch.count(b"{") + batch.count(b"[")
+        if depth + opened > depth_max:
+            return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > depth_max
+        depth += 2 * opened - len(batch)
+    return False
+
+
+def cut(text: bytes, depth_max: int) -> bytes:
+    """The JSON without what is nested deeper than so many levels. Unbalanced text stays undecodable."""
+    pieces = list[bytes]()
+    depth = begin = 0
+    for token in _TOKEN.finditer(text):
+        step = _STEPS.get(text[token.start()], 0)
+        if step > 0 and depth == depth_max:
+            pieces.append(text[begin : token.start()])
+        elif step < 0 and depth == depth_max + 1:
+            pieces.append(_CUT)
+            begin = token.end()
+        depth += step
+    return b"".join(pieces) if depth > depth_max else b"".join((*pieces, text[begin:]))
+
+
+def read_object(raw: bytes, of: tuple[str, str] = ("", "")) -> Object | Unreadable:
+    """One object, of any size. `of`: API version and kind of an object that does not name them (an item of a list)."""
+    if is_too_deep(raw) or _CUT in raw:
+        return _unreadable(raw, of, f"its values are nested more than {DEPTH_MAX} levels deep")
+    try:
+        return _decode_object(raw)
+    except (ValueError, RecursionError) as error:
+        return _unreadable(raw, of, f"{type(error).__name__}: {error}")
+
+
+def _read_bounded(raw: bytes, of: tuple[str, str] = ("", "")) -> Object | Unreadable:
+    if len(raw) > BYTES_MAX:
+        return _unreadable(raw, of, f"it has {len(raw)} bytes, more than {BYTES_MAX}")
+    found = read_object(raw, of)
+    if not isinstance(found, Unreadable):
+        try:
+            _check(found)
+        except msgspec.ValidationError as error:
+            return _unreadable(raw, of, f"its metadata: {error}")
+    return found
+
+
+def _check(found: Object) -> None:
+    """Raises msgspec.ValidationError if metadata has other types than readers expect."""
+    msgspec.convert(found.get("metadata"), _Checked)
+
+
+def _unreadable(raw: bytes, of: tuple[str, str], reason: str) -> Unreadable:
+    try:
+        found = _decode_identity(cut(raw, DEPTH_MAX))
+    except (ValueError, RecursionError):
+        found = _Identity()
+    metadata, (api_version, kind) = found.metadata, of
+    return Unreadable(
+        found.kind or kind, metadata.namespace, metadata.name, metadata.version, reason,
+        found.api_version or api_version, metadata.uid,
+    )  # fmt: skip
+
+
+def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
+    """An event of a watch: its type and its object. Raises msgspec.DecodeError if the line is not an event. A valid
+    event is decoded once. If that fails, its object is decoded separately to find the name of the object and the error.
+    """
+    if len(line) <= BYTES_MAX and not is_too_deep(line, DEPTH_MAX + 1) and _CUT not in line:
+        try:
+            whole = _decode_whole_event(line)
+            _check(whole.object)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return whole.type, whole.object
+    try:
+        event = _decode_event(line)
+    except RecursionError:
+        event = _decode_event(cut(line, DEPTH_MAX + 1))
+    return event.type, _read_bounded(bytes(event.object))
+
+
+def read_page(text: bytes) -> Page:
+    """A part of a list. Raises msgspec.DecodeError if the text is none."""
+    try:
+        found = _decode_list(text)
+    except RecursionError:
+        found = _decode_list(cut(text, DEPTH_MAX + 2))
+    items, unreadable = list[Object](), list[Unreadable]()
+    of = (found.api_version, found.kind.removesuffix("List"))
+    for raw in found.items or ():
+        one = _read_bounded(bytes(raw), of)
+        if isinstance(one, Unreadable):
+            unreadable.append(one)
+        else:
+            items.append(one)
+    return Page(found.metadata.version, found.metadata.token or "", items, unreadable, of)

@@ -1,0 +1,196 @@
+"""The Lease by which one of several autoscalers leads: read, written, and told to this process. I/O.
+
+Owns the requests, their clocks and who is told; what is written, and whether we lead, is
+`autoscaler.kubernetes.leadership`'s. Promises: who leads no more is told before anything else is tried, and has stopped
+all that was under way before the Lease can be acquired again; every request ends within a fifth of the Lease's
+duration. A watch of the holder's name only shortens the wait after a release: what counts is read. The wall clock is
+written for people, and never read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+from typing import Protocol
+
+from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.leadership import RENEW, Candidate, Record, Write
+from autoscaler.kubernetes.watching import Watched
+
+JITTER = 0.9
+"""Waits are as long as they may be, times this up to 1: candidates do not write all at once."""
+RELEASE_S_MAX = 2.0
+"""A process that ends waits no longer: the next then leads when the Lease has run out."""
+
+log = logging.getLogger("pilotlight.autoscaler.lease")
+
+
+class Process(Protocol):
+    """Who stands for election."""
+
+    def lease_seconds(self) -> int:
+        """The Settings' duration of a Lease."""
+
+    def heard(self) -> Collection[int]:
+        """The epochs that gateways and agents have heard of."""
+
+    def lead(self, epoch: int) -> None:
+        """We lead from now on."""
+
+    async def follow(self) -> None:
+        """We lead no more; returns when nothing that was ordered is under way."""
+
+
+class Elector:
+    """One candidate for the Lease `name`. `api` has no fence; nobody else has this `identity`."""
+
+    def __init__(
+        self, api: Api, namespace: str, name: str, identity: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._api = api
+        self._name = name
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._clock = clock
+        self._candidate = Candidate(identity)
+        self._found: Object = {}
+        """The Lease as it was last read or written: others' labels on it stay."""
+        self._told: int | None = None
+        self._begun = False
+        """The process has begun to lead; False: it raised, and is asked again."""
+        self._wake = asyncio.Event()
+        self._trouble = ""
+
+    def writes_s(self) -> float:
+        """For how many more seconds this process may write: the fence of all its other requests."""
+        return self._candidate.writes_s(self._clock())
+
+    def in_touch(self) -> bool:
+        """Whether the API server answered when it was asked last: its watch ends when that goes, and a leader asks it
+        five times in a Lease's duration.
+        """
+        return self._api.answers
+
+    async def run(self, process: Process) -> None:
+        """Until cancelled; `release` is to follow."""
+        holder = Watched(
+            self._api, self._path, _holder, lambda _: self._wake.set(), fieldSelector=f"metadata.name={self._name}"
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(holder.run())
+            tasks.create_task(self._campaign(process))
+
+    async def release(self) -> None:
+        """Nothing of ours is under way any more: another may lead at once."""
+        write = self._candidate.release(self._clock())
+        if write is None:
+            return
+        try:
+            async with asyncio.timeout(RELEASE_S_MAX):
+                await self._write(write)
+        except (ApiError, UnreachableError, TimeoutError) as error:
+            log.warning("event=lease_not_released error=%s", error or "timed out")
+
+    async def _campaign(self, process: Process) -> None:
+        while True:
+            self._wake.clear()
+            self._candidate.duration_s = process.lease_seconds()
+            try:
+                async with asyncio.timeout(self._candidate.duration_s * RENEW) as limit:
+                    await self._round(process, limit)
+            except (ApiError, UnreachableError, TimeoutError) as error:
+                self._candidate.failed()
+                self._say(str(error) or "no answer in time")
+            else:
+                self._say("")
+            await self._tell(process)
+            now_s = self._clock()
+            wait_s = max(0.0, self._candidate.due_s(now_s) - now_s)
+            try:
+                async with asyncio.timeout(wait_s * random.uniform(JITTER, 1)):  # noqa: S311  no secret
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _round(self, process: Process, limit: asyncio.Timeout) -> None:
+        """One look and one write, where they are due."""
+        one = self._candidate
+        await self._tell(process, limit)
+        if one.must_look(self._clock()):
+            one.saw(await self._read(), self._clock())
+            await self._tell(process, limit)
+        write = one.write(self._clock(), process.heard())
+        await self._tell(process, limit)
+        if write is not None:
+            started_s = self._clock()
+            record = await self._write(write)
+            one.wrote(write, record, started_s, self._clock())
+
+    async def _tell(self, process: Process, limit: asyncio.Timeout | None = None) -> None:
+        """Who leads no more hears it first, and takes the time that it needs."""
+        if self._told is not None and self._candidate.epoch(self._clock()) != self._told:
+            log.warning("event=following epoch=%d", self._told)
+            if limit is not None:
+                limit.reschedule(None)
+            await process.follow()
+            self._told = None
+            if limit is not None:
+                limit.reschedule(asyncio.get_running_loop().time() + self._candidate.duration_s * RENEW)
+        epoch = self._candidate.epoch(self._clock())
+        if epoch is not None and (self._told is None or not self._begun):
+            log.warning("event=leading epoch=%d", epoch)
+            self._told, self._begun = epoch, False
+            process.lead(epoch)
+            self._begun = True
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> Record | None:
+        try:
+            found = await self._api.get(f"{self._path}/{self._name}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._found = {}
+            return None
+        return self._record(found)
+
+    async def _write(self, write: Write) -> Record:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        old: Object = self._found.get("spec", {})
+        spec = {
+            **old, "holderIdentity": write.holder, "leaseDurationSeconds": write.duration_s, "renewTime": now,
+            "leaseTransitions": write.epoch,
+            "acquireTime": now if write.acquires else old.get("acquireTime", now),
+        }  # fmt: skip
+        if write.version is None:
+            body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
+            return self._record(await self._api.create(self._path, {**body, "spec": spec}))
+        metadata = {**self._found["metadata"], "resourceVersion": write.version}
+        body = {**self._found, "metadata": metadata, "spec": spec}
+        return self._record(await self._api.replace(f"{self._path}/{self._name}", body))
+
+    def _record(self, found: Object) -> Record:
+        self._found = found
+        spec = found.get("spec") or {}
+        return Record(
+            version=found["metadata"]["resourceVersion"],
+            holder=spec.get("holderIdentity") or "",
+            epoch=spec.get("leaseTransitions") or 0,
+            duration_s=spec.get("leaseDurationSeconds") or self._candidate.duration_s,
+            renewed=spec.get("renewTime") or "",
+        )
+
+    def _say(self, trouble: str) -> None:
+        """Each trouble once, and its end."""
+        if trouble != self._trouble:
+            log.warning("event=lease_trouble error=%s", trouble or "over")
+            self._trouble = trouble
+
+
+def _holder(found: Object) -> str:
+    """All that the watch is for."""
+    return str((found.get("spec") or {}).get("holderIdentity") or "")

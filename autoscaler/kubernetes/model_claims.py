@@ -1,0 +1,157 @@
+"""Which installation serves the Models of each namespace: takes, renews and reads the Leases CLAIM. I/O.
+
+`autoscaler.spec.ownership` decides when to take or renew a Lease. Every process of an installation renews it, leader or
+not: the holder is the installation. A known holder stays valid while the API server refuses requests or does not
+answer. If the server refuses to create a free Lease for GRACE_S (missing permission, webhook, quota), the Models of
+that namespace are served without a Lease, which the log reports. While API errors prevent reading the Lease, another
+installation may hold it, so its Models wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+
+from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.spec.ownership import CLAIM, CLAIM_S, Claim
+
+LOOK_S, RETRY_S, CONFLICT_S = 60.0, 1.0, 0.05
+"""Between two looks at a Lease; after an error; and after another process wrote it meanwhile."""
+GRACE_S = 10.0
+"""How long the API server may refuse before Models are served without a Lease: rights may come later than we start."""
+AT_ONCE_MAX = 16
+"""Requests: many namespaces are claimed at the first start."""
+NOT_FOUND, CONFLICT = 404, 409
+NO_RIGHT = frozenset({401, 403})
+WITHOUT = "other installations may serve its Models, too; grant get, create and update on Leases"
+
+_log = logging.getLogger(__name__)
+
+
+class ModelClaims:
+    """Of one installation `me`. `known` is given the installation that serves the Models of each namespace, as far as
+    it is known, at each change.
+    """
+
+    def __init__(
+        self, api: Api, me: str, known: Callable[[dict[str, str]], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._api, self.me, self._known, self._clock = api, me, known, clock
+        self._wanted: frozenset[str] = frozenset()
+        self._claims: dict[str, Claim] = {}
+        self._holders: dict[str, str] = {}
+        self._due_s: dict[str, float] = {}
+        self._told: dict[str, str] | None = None
+        self._news = asyncio.Event()
+        self._fails_s: dict[str, float] = {}
+        """Since when the API server refuses, by namespace."""
+        self._without: set[str] = set()
+        """Namespaces whose Models are served without a Lease."""
+
+    def ask(self, namespaces: Collection[str]) -> None:
+        """These have Models."""
+        wanted = frozenset(namespaces)
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._news.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._news.clear()
+            wait_s = await self.look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if math.isinf(wait_s) else wait_s):
+                    await self._news.wait()
+
+    async def look(self) -> float:
+        """Reads and writes the Leases that are due; seconds until the next one is."""
+        for kept in (self._claims, self._holders, self._due_s, self._fails_s):
+            for gone in kept.keys() - self._wanted:
+                del kept[gone]
+        now_s, limit = self._clock(), asyncio.Semaphore(AT_ONCE_MAX)
+        due = [one for one in sorted(self._wanted) if self._due_s.get(one, now_s) <= now_s]
+        await asyncio.gather(*(self._settle(one, limit) for one in due))
+        self._tell()
+        next_s = min((self._due_s.get(one, now_s) for one in self._wanted), default=math.inf)
+        return max(0.0, next_s - self._clock())
+
+    def _tell(self) -> None:
+        if self._told != self._holders:
+            holders = dict(self._holders)
+            self._known(holders)
+            self._told = holders
+
+    async def _settle(self, namespace: str, limit: asyncio.Semaphore) -> None:
+        try:
+            async with limit:
+                await self._hold(namespace)
+        except UnreachableError as error:
+            _log.debug("no answer about the Lease of namespace=%s error=%s", namespace, error)
+            self._due_s[namespace] = self._clock() + RETRY_S
+        except ApiError as error:
+            self._refused(namespace, error)
+        else:
+            self._fails_s.pop(namespace, None)
+            self._without.discard(namespace)
+            self._due_s[namespace] = self._clock() + LOOK_S
+        self._tell()
+
+    def _refused(self, namespace: str, error: ApiError) -> None:
+        now_s = self._clock()
+        is_over = now_s - self._fails_s.setdefault(namespace, now_s) >= GRACE_S
+        if is_over and namespace not in self._holders:
+            self._holders[namespace] = self.me
+        if is_over and namespace not in self._without:
+            self._without.add(namespace)
+            _log.warning(
+                "event=model_lease_refused lease=%s namespace=%s effect=%s error=%s", CLAIM, namespace, WITHOUT, error
+            )
+        again_s = CONFLICT_S if error.status in {NOT_FOUND, CONFLICT} else RETRY_S
+        self._due_s[namespace] = now_s + (LOOK_S if is_over else again_s)
+
+    async def _hold(self, namespace: str) -> None:
+        """Reads the Lease, and writes it where it is ours to write. Raises ApiError, UnreachableError."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        found: Object | None
+        try:
+            found = await self._api.get(f"{path}/{CLAIM}")
+        except ApiError as error:
+            if error.status in NO_RIGHT:
+                raise
+            if error.status != NOT_FOUND:
+                raise UnreachableError(str(error)) from error
+            found = None
+        claim, first = self._seen(namespace, found), namespace not in self._holders
+        if claim.holder:
+            self._holders[namespace] = claim.holder
+        if claim.next(self.me, self._clock()) in {"take", "renew"} or (first and claim.holder == self.me):
+            claim = self._seen(namespace, await self._write(path, found))
+            self._holders[namespace] = claim.holder
+
+    def _seen(self, namespace: str, found: Object | None) -> Claim:
+        spec: Object = (found or {}).get("spec") or {}
+        holder, renewed = str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or "")
+        before = self._claims.get(namespace)
+        same = before is not None and (before.holder, before.renewed) == (holder, renewed)
+        since_s = before.since_s if before is not None and same else self._clock()
+        duration_s = float(spec.get("leaseDurationSeconds") or CLAIM_S)
+        self._claims[namespace] = Claim(holder, renewed, duration_s, since_s)
+        return self._claims[namespace]
+
+    async def _write(self, path: str, found: Object | None) -> Object:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        old: Object = (found or {}).get("spec") or {}
+        acquired = old.get("acquireTime", now) if old.get("holderIdentity") == self.me else now
+        spec = {
+            **old, "holderIdentity": self.me, "leaseDurationSeconds": CLAIM_S, "renewTime": now, "acquireTime": acquired
+        }  # fmt: skip
+        if found is None:
+            body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": CLAIM}, "spec": spec}
+            return await self._api.create(path, body)
+        return await self._api.replace(f"{path}/{CLAIM}", {**found, "spec": spec})

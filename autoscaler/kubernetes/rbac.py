@@ -1,0 +1,238 @@
+"""The rights that an autoscaler needs in a cluster: the list that the chart grants and `pilotlight doctor` asks for.
+
+Owns the list and what goes without each right. Pure. A right is needed where it says: in the whole cluster, in the
+engines' namespace, in our own (the Lease, the gateways' pods), or in one where workloads are adopted. With scope
+`namespace` nothing is asked of the whole cluster; what needs that is off. What would let us change what others made
+(adoption, cordons) is only asked for by those who want it, and so are volumes, since who makes them can name any folder
+of any node (the chart's admission policy keeps ours to the stores of nodes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from autoscaler.drivers.kubernetes.objects.device_plugin_config import PLACES
+from autoscaler.spec.capacity import PUBLISH
+from autoscaler.spec.ownership import CLAIM
+from autoscaler.state.device_claims import DRIVER
+
+Scope = Literal["cluster", "namespace"]
+Where = Literal["cluster", "engines", "home", "adopted"]
+
+
+class Right(NamedTuple):
+    """Some verbs on one resource (`models/status` is a subresource)."""
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    where: Where
+    use: str
+    """What does not work without it."""
+    optional: bool = False
+    """Without it something is off, and the rest works."""
+    named: bool = False
+    """On our own object only (the Lease)."""
+    name: str = ""
+    """On objects of that name only."""
+    namespace: str = ""
+    """Which one, where something is adopted."""
+
+
+_READ = ("get", "list", "watch")
+_SHARING = "how a node's GPUs are shared is read of the device plug-in's configuration, where labels do not tell"
+_DEVICES = "devices of DRA drivers are found, and who has them"
+_EVERYWHERE = (
+    Right("", "nodes", _READ, "cluster", "devices are found"),
+    Right("", "pods", _READ, "cluster", "devices that others use are seen"),
+    Right("authentication.k8s.io", "tokenreviews", ("create",), "cluster", "gateways are let in by their tokens"),
+    Right("pilotlight.dev", "tenants", _READ, "cluster", "Tenant resources are read"),
+    *(
+        Right("", "configmaps", _READ, "cluster", _SHARING, optional=True, name=name)
+        for name in dict.fromkeys(place.name for place in PLACES)
+    ),
+    Right("resource.k8s.io", "resourceslices", ("list", "watch"), "cluster", _DEVICES, optional=True),
+    Right("resource.k8s.io", "resourceclaims", ("list", "watch"), "cluster", _DEVICES, optional=True),
+)
+_DOCUMENTS = (
+    ("pilotlight.dev", "models", _READ, "Model resources are read", False),
+    ("pilotlight.dev", "models/status", ("get", "patch"), "a Model's status is written", False),
+    ("", "events", ("create", "patch"), "Events tell what happens", True),
+)
+_ONE_SERVES = "if several installations read a namespace, one of them serves its Models"
+_ADOPTION = (
+    ("apps", "deployments", _READ, "annotated Deployments are found", True),
+    ("apps", "statefulsets", _READ, "annotated StatefulSets are found", True),
+    ("apps", "deployments/scale", ("get", "patch"), "adopted Deployments are scaled", True),
+    ("apps", "statefulsets/scale", ("get", "patch"), "adopted StatefulSets are scaled", True),
+    ("apps", "deployments/status", ("patch",), "adopted Deployments show why they are scaled so", True),
+    ("apps", "statefulsets/status", ("patch",), "adopted StatefulSets show why they are scaled so", True),
+    ("autoscaling", "horizontalpodautoscalers", ("list", "watch"), "another autoscaler is noticed", True),
+    ("keda.sh", "scaledobjects", ("list", "watch"), "another autoscaler is noticed", True),
+)
+_ADOPTED_PODS = (
+    ("", "pods", ("patch",), "the drained pod of an adopted Deployment goes first", True),
+    ("", "events", ("list",), "the reason why a pod of an adopted workload waits for a volume is reported", True),
+)
+"""The engines' namespace has these without adoption."""
+_CORDONS = (Right("", "nodes", ("patch",), "cluster", "`pilotlight cordon` and `drain` are kept", optional=True),)
+_CUT = "GPUs of idle nodes are cut anew"
+_ENGINES = (
+    Right("", "pods", (*_READ, "create", "patch", "delete"), "engines", "engines are started and stopped"),
+    Right("", "events", ("list",), "engines", "the reason why a pod waits for a volume is reported", optional=True),
+    Right("", "resourcequotas", _READ, "engines", "what a ResourceQuota leaves is known", optional=True),
+    Right("", "limitranges", ("list", "watch"), "engines", "a refused start is tried again at once", optional=True),
+    Right(
+        "policy", "poddisruptionbudgets", _READ, "engines", "PodDisruptionBudgets keep Replicas from being moved",
+        optional=True,
+    ),
+)  # fmt: skip
+_CLAIMS = (
+    Right(
+        "resource.k8s.io", "resourceclaims", ("get", "create", "patch", "delete"), "engines",
+        "engines get devices of DRA drivers", optional=True,
+    ),
+)  # fmt: skip
+_SEEN = "engines see the weights of their node's store by a volume"
+_VOLUMES = (
+    Right("", "persistentvolumes", ("create", "patch"), "cluster", _SEEN, optional=True),
+    Right("", "persistentvolumeclaims", ("create", "patch"), "engines", _SEEN, optional=True),
+)
+_ADDED = "nodes are added by Karpenter and given back"
+_KEPT = Right(
+    "", "nodes", ("patch",), "cluster", "a node waits until what is attached to it is detached", optional=True
+)
+_FABRIC, _CRO = "GPUs of a fabric are attached and given back", "cro.hpsys.ibm.ie.com"
+_PUBLISHED = "claims of anybody get GPUs of a fabric (`redfish.publish`)"
+_KUEUE = "queues of Kueue give room"
+_QUEUED = "nodes are asked for by ProvisioningRequests"
+_GROWS = "groups of machines that grow are seen, and what they bring is not ordered again"
+_GROUPS = (
+    Right("cluster.x-k8s.io", "machinedeployments", ("list",), "cluster", _GROWS, optional=True),
+    Right("cluster.x-k8s.io", "machinesets", ("list",), "cluster", _GROWS, optional=True),
+    Right("machine.openshift.io", "machinesets", ("list",), "cluster", _GROWS, optional=True),
+)
+_LEARNT = "what providers of capacity took is remembered by who leads next"
+_REMEMBERED = (
+    Right("", "configmaps", ("create",), "home", _LEARNT, optional=True),
+    Right("", "configmaps", ("get", "patch"), "home", _LEARNT, optional=True, name="pilotlight-learnt"),
+)
+_CAPACITY: Mapping[str, tuple[Right, ...]] = {
+    "cro": (
+        Right(
+            _CRO,
+            "composabilityrequests",
+            ("list", "watch", "create", "patch", "delete"),
+            "cluster",
+            _FABRIC,
+            optional=True,
+        ),
+        Right(_CRO, "composableresources", ("list", "watch", "patch"), "cluster", _FABRIC, optional=True),
+        _KEPT,
+    ),
+    "clusterAutoscaler": (),
+    "karpenter": (
+        Right("karpenter.sh", "nodepools", ("get",), "cluster", _ADDED, optional=True),
+        Right(
+            "karpenter.sh", "nodeclaims", ("get", "list", "create", "patch", "delete"), "cluster", _ADDED, optional=True
+        ),
+        Right("", "nodes", ("patch",), "cluster", "idle nodes of Karpenter do not stay for ever", optional=True),
+    ),
+    "redfish": (
+        Right("", "configmaps", ("get", "patch"), "home", _FABRIC, optional=True, name="pilotlight-fabric"),
+        _KEPT,
+    ),
+    PUBLISH: (
+        Right("resource.k8s.io", "resourceslices", ("create", "patch", "delete"), "cluster", _PUBLISHED, optional=True),
+        Right("resource.k8s.io", "resourceclaims", ("get",), "cluster", _PUBLISHED, optional=True),
+        Right("resource.k8s.io", "resourceclaims/status", ("patch",), "cluster", _PUBLISHED, optional=True),
+        Right(
+            "resource.k8s.io",
+            "resourceclaims/driver",
+            ("arbitrary-node:patch",),
+            "cluster",
+            _PUBLISHED,
+            optional=True,
+            name=DRIVER,
+        ),
+    ),
+    "kueue": (
+        Right("kueue.x-k8s.io", "localqueues", ("get",), "engines", _KUEUE, optional=True),
+        Right("kueue.x-k8s.io", "workloads", ("get",), "engines", _KUEUE, optional=True),
+    ),
+    "provisioningRequest": (
+        Right(
+            "autoscaling.x-k8s.io",
+            "provisioningrequests",
+            ("get", "list", "create", "patch", "delete"),
+            "engines",
+            _QUEUED,
+            optional=True,
+        ),
+        Right("", "podtemplates", ("get", "list", "create", "delete"), "engines", _QUEUED, optional=True),
+    ),
+}
+"""By kind of provider, and for what redfish publishes."""
+_HOME = (
+    Right("coordination.k8s.io", "leases", ("create",), "home", "one autoscaler leads"),
+    Right("coordination.k8s.io", "leases", (*_READ, "update"), "home", "one autoscaler leads", named=True),
+    Right("", "pods", _READ, "home", "gateways that are silent are told from those that are gone"),
+)
+
+
+OFF = (
+    "Tenant resources are not read: Tenants are documents (of the chart: in the Secret `tenantsSecret`)",
+    "nodes are not read: devices are those of Settings `nodes`, else as many as a ResourceQuota allows",
+    "the plan chooses no node: the Kubernetes scheduler does",
+    "tokens of gateways are not checked: they show certificates",
+    "agents of nodes: device memory and health are not measured, and a Slice is taken for clean after a while",
+    "`pilotlight cordon` and `drain` do not outlive the autoscaler that leads",
+    "Models, Deployments, StatefulSets and KubeAI's Models of other namespaces are not served",
+    "providers of more capacity are refused: which nodes there are is not known",
+    "weights are not seen as volumes of nodes' stores: they come out of claims (pvc://)",
+)
+"""What does not work with scope `namespace`, for people."""
+
+
+def rights(
+    scope: Scope, adopted: Sequence[str] | None = (), *, cordons: bool = False,
+    cutting: tuple[str, str] | None = None, volumes: bool = False, capacity: Collection[str] = (),
+) -> tuple[Right, ...]:  # fmt: skip
+    """All of them for an installation of that scope. `adopted`: namespaces in which workloads are adopted; None: in all
+    that the scope reaches. `cutting`: namespace and name of the ConfigMap of Settings `cutting`; None: nothing is cut.
+    `volumes`: of nodes' stores are made. `capacity`: kinds of providers that the Settings name, PUBLISH among them.
+    """
+    where: Where = "cluster" if scope == "cluster" else "engines"
+    own = [Right(group, resource, verbs, where, use, optional) for group, resource, verbs, use, optional in _DOCUMENTS]
+    own += [
+        Right("coordination.k8s.io", "leases", ("create",), where, _ONE_SERVES, optional=True),
+        Right(
+            "coordination.k8s.io", "leases", ("get", "list", "update"), where, _ONE_SERVES, optional=True, name=CLAIM
+        ),
+    ]
+    if scope == "namespace":
+        return (*own, *_adoption(where, adopted), *_ENGINES, *_HOME)
+    changed = _CORDONS if cordons else () if cutting is None else (_CORDONS[0]._replace(use=_CUT),)
+    own += [*([] if cutting is None else _cutting(*cutting)), *(_VOLUMES if volumes else ())]
+    own += (*_GROUPS, *_REMEMBERED) if capacity else ()
+    own += [right for kind in sorted(_CAPACITY.keys() & set(capacity)) for right in _CAPACITY[kind]]
+    return (*_EVERYWHERE, *changed, *own, *_adoption(where, adopted), *_ENGINES, *_CLAIMS, *_HOME)
+
+
+def _adoption(where: Where, adopted: Sequence[str] | None) -> list[Right]:
+    """In the engines' namespace the pods are ours to change anyhow."""
+    places: list[tuple[Where, str]] = [(where, "")] if adopted is None else [("adopted", one) for one in adopted]
+    return [
+        Right(group, resource, verbs, place, use, optional, namespace=namespace)
+        for place, namespace in places
+        for group, resource, verbs, use, optional in (*_ADOPTION, *(() if place == "engines" else _ADOPTED_PODS))
+    ]
+
+
+def _cutting(namespace: str, name: str) -> list[Right]:
+    """A right to make something cannot be for one name."""
+    return [
+        Right("", "configmaps", ("create",), "adopted", _CUT, optional=True, namespace=namespace),
+        Right("", "configmaps", ("get", "patch"), "adopted", _CUT, optional=True, name=name, namespace=namespace),
+    ]

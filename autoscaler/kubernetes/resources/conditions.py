@@ -1,0 +1,249 @@
+"""What a person reads first of a Model: its conditions, each with a reason in one word and a message. Pure.
+
+Owns the seven conditions of interfaces section 2, the words of their reasons, and which of several reasons is reported:
+the first of RULES that holds. The result depends on the World and the last Plan, and on no clock: while nothing changes
+it stays the same, so that the status of an idle Model is never written. Messages end at MESSAGE_MAX characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from autoscaler.demand.desired_replicas import BEGINNING
+from autoscaler.kubernetes import constants
+from autoscaler.spec.model import Model
+from autoscaler.state.actions import Unmet
+from autoscaler.state.lifecycle import HOLDS_SLICE
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import History, Load, Replica
+from autoscaler.text import counted
+
+MESSAGE_MAX = 1024
+"""Characters of a message; Kubernetes itself allows 32,768."""
+WORDS = {
+    "ErrImagePull": "ImagePullBackOff", "InvalidImageName": "ImagePullBackOff", "ErrImageNeverPull": "ImagePullBackOff",
+    "ImageInspectError": "ImagePullBackOff", "RegistryUnavailable": "ImagePullBackOff", constants.CRASHES: "CrashLoop",
+    "SchedulingGated": "Unschedulable",
+}  # fmt: skip
+"""What a kubelet or a scheduler says -> the reason that it is told as; other words are told as they are."""
+UNSCHEDULABLE = "Unschedulable"
+NO_TROUBLE = frozenset({UNSCHEDULABLE, "Starting"})
+"""Of a start that waits."""
+ERROR = "InternalError"
+ELSEWHERE = "ServedElsewhere"
+"""The type of the one condition that an installation sets on a Model that another one serves."""
+INVALID, NAME_TAKEN = "Invalid", "NameTaken"
+CRASHES = ("ended with status", "was killed by")
+"""How the failure of an engine that ended by itself is told."""
+
+
+class Problem(NamedTuple):
+    """Why a Model object is not in force as it is written: Invalid or NameTaken, and one line."""
+
+    reason: str
+    message: str
+
+
+class Case(NamedTuple):
+    """One Model as its status sees it."""
+
+    generation: int
+    model: Model | None
+    """None: it is not in force."""
+    replicas: Sequence[Replica]
+    load: Load
+    history: History
+    unmet: Unmet | None = None
+    obstacle: str = ""
+    problem: Problem | None = None
+    fault: str = ""
+    """The exception that quarantined it; empty: it is not quarantined."""
+
+
+class Said(NamedTuple):
+    """One condition. `status` is True, False or Unknown."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+ADOPTED = Said("Adopted", "False", "Managed", "its pods are Pilotlight's own")
+"""Of every Model object: what is adopted has none, and who else scales it is told by `explain` and an Event."""
+
+
+SOUND = Said("Faulty", "False", "NoFault", "it caused no internal error")
+
+
+def conditions(case: Case) -> tuple[Said, ...]:
+    """All seven, in the order of interfaces section 2. Of a quarantined Model nothing else is worked out."""
+    if case.fault:
+        types, message = ("Placed", "WeightsReady", "Starting", "Degraded"), _fault_message(case)
+        unknown = (Said(type, "Unknown", "Quarantined", "") for type in types)
+        return _serves(case) or _no("Faulty", message), *unknown, ADOPTED, Said("Faulty", "True", ERROR, message)
+    return ready(case), _placed(case), _weights(case), _starting(case), _degraded(case), ADOPTED, SOUND
+
+
+def _fault_message(case: Case) -> str:
+    text = f"an internal error quarantined it: {case.fault}; it is tried again later and when its spec changes"
+    return text[:MESSAGE_MAX]
+
+
+def ready(case: Case) -> Said:
+    """Whether a Call is served: by a Replica that is there, or by one that a Call wakes."""
+    return next(said for rule in RULES if (said := rule(case)) is not None)
+
+
+def word(failure: str, history: History) -> str:
+    """The reason that a failure's text stands for."""
+    if "OOMKilled" in failure:
+        return "OOMKilled"
+    if head := _head(failure):
+        return head
+    again = history.tries > 1 or history.episodes > 0
+    return "CrashLoop" if again and any(crash in failure for crash in CRASHES) else "StartFailed"
+
+
+def _head(text: str) -> str:
+    """The word that it begins with, where that is one of Kubernetes': `ErrImagePull: not found`."""
+    head, colon, _ = text.partition(":")
+    said = head.isalnum() and head.isascii() and head[:1].isupper() and (colon or head == text)
+    return WORDS.get(head, head) if said else ""
+
+
+# --- Ready ------------------------------------------------------------------------------------------------------------
+
+
+def _not_in_force(case: Case) -> Said | None:
+    if case.problem is not None:
+        return _no(*case.problem)
+    return _no("NotInForce", "the autoscaler has not taken it up yet") if case.model is None else None
+
+
+def _paused(case: Case) -> Said | None:
+    return _no("Paused", "spec.paused is true") if case.model is not None and case.model.spec.paused else None
+
+
+def _serves(case: Case) -> Said | None:
+    many = len(_in(case, S.READY))
+    if not many:
+        return None
+    return Said("Ready", "True", "Serving", f"{counted(many, 'Replica')} {'takes' if many == 1 else 'take'} Calls")
+
+
+def _cannot(case: Case) -> Said | None:
+    return _no("CannotStart", case.obstacle) if case.obstacle and not _in(case, *BEGINNING) else None
+
+
+def _nowhere(case: Case) -> Said | None:
+    return _no("NoDeviceFits", case.unmet.reason) if case.unmet is not None and case.unmet.never else None
+
+
+def _waits(case: Case) -> Said | None:
+    """A pod that cannot start yet, and why: to wait for capacity is no failure."""
+    waits = next((one.waits for one in _in(case, *BEGINNING) if one.waits), "")
+    if not waits:
+        return None
+    reason = _head(waits) or "Starting"
+    return _no(reason, f"waiting for capacity: {waits}" if reason == UNSCHEDULABLE else waits)
+
+
+def _failed(case: Case) -> Said | None:
+    """Its last start failed, and nothing starts now."""
+    failure = case.history.failure
+    if not failure or _in(case, *BEGINNING):
+        return None
+    refused = "Calls are refused until status.learned.refusedUntil"
+    then = refused if case.history.refused_until_s else "it is tried again for the next Call"
+    return _no(word(failure, case.history), f"{failure}; {then}")
+
+
+def _begins(case: Case) -> Said | None:
+    begins = _in(case, *BEGINNING)
+    return _no("Starting", begins[0].reason or "a Replica starts") if begins else None
+
+
+def _unready(case: Case) -> Said | None:
+    return _no("Unready", "its engine does not answer its probes") if _in(case, S.UNREADY) else None
+
+
+def _broken(case: Case) -> Said | None:
+    broken = _in(case, S.FAILED)
+    failure = broken[0].failure if broken else ""
+    return _no(word(failure, case.history), failure or "it broke") if broken else None
+
+
+def _draining(case: Case) -> Said | None:
+    drains = [one.drain for one in case.replicas if one.state is S.DRAINING]
+    return _no("Draining", drains[0].reason if drains[0] is not None else "it drains") if drains else None
+
+
+def _unplaced(case: Case) -> Said | None:
+    return _no("WaitingForRoom", case.unmet.reason) if case.unmet is not None else None
+
+
+def _waited_for(case: Case) -> Said | None:
+    return _no("Starting", "Calls wait; a start is being decided") if case.load.waiting else None
+
+
+def _idle(case: Case) -> Said:
+    del case
+    return Said("Ready", "True", "Idle", "at zero; a Call wakes it")
+
+
+RULES: tuple[Callable[[Case], Said | None], ...] = (
+    _not_in_force, _paused, _serves, _cannot, _nowhere, _waits, _failed, _begins, _unready, _broken, _unplaced,
+    _draining, _waited_for, _idle,
+)  # fmt: skip
+"""Of Ready, in their order; the last one always holds."""
+
+
+# --- the others -------------------------------------------------------------------------------------------------------
+
+
+def _placed(case: Case) -> Said:
+    there = _in(case, *HOLDS_SLICE)
+    waits = next((one.waits for one in there if _head(one.waits) == UNSCHEDULABLE), "")
+    if waits:
+        return Said("Placed", "False", UNSCHEDULABLE, f"waiting for capacity: {waits}"[:MESSAGE_MAX])
+    if there:
+        where = sorted({id for one in there for id in one.slices})
+        return Said("Placed", "True", "Placed", f"on {', '.join(where)}"[:MESSAGE_MAX] if where else "by the scheduler")
+    if case.unmet is not None:
+        reason = "NoDeviceFits" if case.unmet.never else "WaitingForRoom"
+        return Said("Placed", "False", reason, case.unmet.reason[:MESSAGE_MAX])
+    return Said("Placed", "False", "Idle", "no Replica is wanted")
+
+
+def _weights(case: Case) -> Said:
+    del case
+    return Said("WeightsReady", "Unknown", "EngineLoads", "the engine fetches its weights itself")
+
+
+def _starting(case: Case) -> Said:
+    begins = _waits(case) or _begins(case)
+    if begins is None:
+        return Said("Starting", "False", "NothingStarts", "")
+    return begins._replace(type="Starting", status="True")
+
+
+def _degraded(case: Case) -> Said:
+    waits = _waits(case)
+    if waits is not None and waits.reason in NO_TROUBLE:
+        waits = None
+    broken = waits or _failed(case) or _cannot(case) or _unready(case) or _broken(case)
+    if broken is None and case.history.failure:
+        broken = _no(word(case.history.failure, case.history), case.history.failure)
+    if broken is None:
+        return Said("Degraded", "False", "AsExpected", "")
+    return broken._replace(type="Degraded", status="True")
+
+
+def _in(case: Case, *states: S) -> list[Replica]:
+    return [replica for replica in case.replicas if replica.state in states]
+
+
+def _no(reason: str, message: str) -> Said:
+    return Said("Ready", "False", reason, message[:MESSAGE_MAX])

@@ -1,0 +1,278 @@
+"""What Events say (interfaces, section 7), and when one more of a kind is only counted. Pure.
+
+The reasons Woken, Started, StartFailed, Misplaced, Drained, Stopped and Evicted stand for moves of Replicas;
+CapacityRequested, CapacityArrived, CapacityForced and CapacityStuck for those of Leases; Unreadable for an object that
+is skipped. The book has what is still to be sent. One object costs at most MINUTE_MAX requests in a minute, however it
+flaps. What is not sent at once is counted into the Event that is sent next. At most PENDING_MAX Events wait; those
+beyond are counted. Events of a kind that come within SERIES_S are one object with a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.kubernetes.constants import WRITER
+from autoscaler.kubernetes.unreadable import Unreadable
+from autoscaler.provisioning.release import STUCK_S
+from autoscaler.queries.start_phases import phases_s
+from autoscaler.spec.model import Model
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.state.actions import Action, FailStart
+from autoscaler.state.events import Transition
+from autoscaler.state.leases import Lease
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Replica, World
+from autoscaler.text import seconds
+
+NORMAL, WARNING = "Normal", "Warning"
+MINUTE_MAX = 10
+"""Requests for Events of one Model in a minute; as many at once, where there were none before."""
+PENDING_MAX = 1000
+"""Events that wait to be sent: about half a megabyte."""
+SERIES_S = 600.0
+SERIES_MAX = 4096
+"""Series that are remembered; the oldest is forgotten, and begins anew."""
+NOTE_MAX = 1000
+"""Bytes of a note; the API server refuses more than 1,024."""
+FORCED = "an operator drains it by force, and it did not go"
+BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING})
+
+
+class Regarding(NamedTuple):
+    """The object that Events are about."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+
+class Happening(NamedTuple):
+    """One thing that happened to a Model."""
+
+    model: ModelName
+    reason: str
+    note: str
+    type: str = NORMAL
+
+
+class Due(NamedTuple):
+    """An Event that is to be sent: `times` that it happened since the last time, the newest in words."""
+
+    regarding: Regarding
+    happening: Happening
+    times: int
+    first_s: float
+    last_s: float
+
+
+class Series(NamedTuple):
+    """An Event that exists."""
+
+    name: str
+    times: int
+    last_s: float
+
+
+def regarding(model: Model) -> Regarding | None:
+    """The Model's own object; None: it is written down in a file, or adopted."""
+    if not model.uid or model.adopted is not None:
+        return None
+    return Regarding(API_VERSION, "Model", model.namespace, model.served(), model.uid)
+
+
+def unreadable(found: Unreadable) -> tuple[Regarding, Happening] | None:
+    """An object that is skipped, and why; None: an Event cannot name the object."""
+    if not found.kind or not found.name:
+        return None
+    about = Regarding(found.api_version, found.kind, found.namespace, found.name, found.uid)
+    return about, Happening(ModelName(""), "Unreadable", f"Pilotlight skips this object: {found.reason}", WARNING)
+
+
+def namespace(about: Regarding) -> str:
+    """Of Events about an object. The API server expects `default` for an object without a namespace."""
+    return about.namespace or "default"
+
+
+def happenings(
+    moves: Iterable[Transition], actions: Iterable[Action], before: World, after: World
+) -> Iterable[Happening]:
+    """What of a step of the loop is worth an Event, in order."""
+    failed: set[ReplicaId] = set()
+    for move in moves:
+        replica = after.replicas.get(move.replica) or before.replicas.get(move.replica)
+        if move.after is S.FAILED or (replica is not None and replica.failure):
+            failed.add(move.replica)
+        told = _told(move, replica)
+        if told is not None and not (move.after is S.GONE and move.replica in failed):
+            yield told
+    for action in actions:
+        if isinstance(action, FailStart):
+            yield Happening(action.model, "StartFailed", f"cannot start: {action.reason}", WARNING)
+    yield from _capacity(before, after)
+
+
+def _capacity(before: World, after: World) -> Iterable[Happening]:
+    """Of Leases that were ordered for a Model by us."""
+    if before.capacity.leases is after.capacity.leases:
+        return
+    for id, lease in after.capacity.leases.items():
+        was = before.capacity.leases.get(id)
+        what = _what(lease)
+        if lease.forced and (was is None or not was.forced):
+            yield Happening(
+                lease.owner, "CapacityForced", f"{what} of {id.provider} is detached by force: {FORCED}", WARNING
+            )
+        if lease.found:
+            continue  # ordered by who led before
+        if was is None:
+            yield Happening(lease.owner, "CapacityRequested", f"{id.provider} was asked for {what}")
+        if lease.here_s is not None and (was is None or was.here_s is None):
+            took = seconds(lease.here_s - lease.asked_s)
+            yield Happening(lease.owner, "CapacityArrived", f"{id.provider} brought {what} after {took}")
+
+
+def stuck(lease: Lease) -> Happening:
+    """It was to go long ago, and is there: time alone tells that, no step of the loop."""
+    said = "" if lease.listed is None else lease.listed.says
+    why = said or lease.why or "its provider does not say why"
+    note = f"{_what(lease)} of {lease.id.provider} is still there after {seconds(STUCK_S)} of being given back: {why}"
+    return Happening(lease.owner, "CapacityStuck", note, WARNING)
+
+
+def _what(lease: Lease) -> str:
+    """`1 x A100 on w1`."""
+    where = f" on {lease.offer.node}" if lease.offer.node else ""
+    return f"{lease.devices} x {lease.offer.product}{where}"
+
+
+def _told(move: Transition, replica: Replica | None) -> Happening | None:
+    model, name = move.model, move.replica
+    if move.verb == "place":
+        return Happening(model, "Woken", f"{name}: {move.reason}")
+    if move.after is S.READY and move.before in BEGINNING:
+        if replica is not None and replica.found:
+            return None  # what was ready before we led, too
+        took_s = sum(phases_s(replica).values()) if replica is not None else 0.0
+        return Happening(model, "Started", f"{name} is ready" + (f" after {seconds(took_s)}" if took_s else ""))
+    if move.after is S.FAILED and move.before is not None:
+        if move.before in BEGINNING:
+            return Happening(model, "StartFailed", f"{name}: {move.reason}", WARNING)
+        return Happening(model, "Stopped", f"{name} broke: {move.reason}", WARNING)
+    if move.verb == "misplaced":
+        return Happening(model, "Misplaced", f"{name}: {move.reason}", WARNING)
+    drain = None if replica is None else replica.drain
+    if move.verb == "drain" and drain is not None and (drain.victim_of or drain.crowded):
+        return Happening(model, "Evicted", f"{name}: {move.reason}")
+    if move.verb == "acknowledged":
+        return Happening(model, "Drained", f"{name}: {move.reason}")
+    if move.after is S.GONE:
+        return Happening(model, "Stopped", f"{name}: {move.reason if drain is None else drain.reason}")
+    return None
+
+
+class Book:
+    """What is to be sent. All times are of one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[Regarding, str], Due] = {}
+        """By object and reason, who waits longest first."""
+        self._series: dict[tuple[Regarding, str], Series] = {}
+        self._tokens: dict[Regarding, tuple[float, float]] = {}
+        """(requests that it has left, as of when); who has them all is not here."""
+        self.dropped = 0
+        """Happenings that nobody is told of."""
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def note(self, about: Regarding, happening: Happening, now_s: float) -> None:
+        """Takes down what happened."""
+        key = (about, happening.reason)
+        known = self._pending.get(key)
+        if known is None and len(self._pending) >= PENDING_MAX:
+            self.dropped += 1
+            return
+        times, first_s = (known.times + 1, known.first_s) if known is not None else (1, now_s)
+        self._pending[key] = Due(about, happening, times, first_s, now_s)
+
+    def put_back(self, due: Due) -> None:
+        """It was taken and could not be sent: it is sent with what has happened since."""
+        key = (due.regarding, due.happening.reason)
+        newer = self._pending.pop(key, due._replace(times=0))
+        self._pending = {key: newer._replace(times=newer.times + due.times, first_s=due.first_s)} | self._pending
+
+    def drop(self, due: Due) -> None:
+        """It cannot be sent."""
+        self.dropped += due.times
+
+    def clear(self) -> None:
+        """Another leads: what is left is not ours to tell."""
+        self.dropped += sum(due.times for due in self._pending.values())
+        self._pending.clear()
+        self._series.clear()
+
+    def take(self, now_s: float) -> Due | None:
+        """The next to be sent now; None: there is none, or all that are have had their share of this minute."""
+        for key, due in self._pending.items():
+            left = self._left(due.regarding, now_s)
+            if left >= 1:
+                self._tokens[due.regarding] = (left - 1, now_s)
+                del self._pending[key]
+                return due
+        self._tokens = {one: kept for one, kept in self._tokens.items() if self._left(one, now_s) < MINUTE_MAX}
+        return None
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Seconds until `take` gives one of what waits; None: nothing does."""
+        short = [max(0.0, 1 - self._left(due.regarding, now_s)) for due in self._pending.values()]
+        return min(short) * 60 / MINUTE_MAX if short else None
+
+    def series(self, due: Due) -> Series | None:
+        """The Event that `due` goes on with; None: it begins one."""
+        known = self._series.get((due.regarding, due.happening.reason))
+        return known if known is not None and due.last_s - known.last_s < SERIES_S else None
+
+    def sent(self, due: Due, name: str, times: int) -> None:
+        """The Event exists now, with so many in all."""
+        key = (due.regarding, due.happening.reason)
+        self._series.pop(key, None)
+        self._series[key] = Series(name, times, due.last_s)
+        while len(self._series) > SERIES_MAX:
+            del self._series[next(iter(self._series))]
+
+    def forget(self, due: Due) -> None:
+        """The Event that it would go on with is gone."""
+        self._series.pop((due.regarding, due.happening.reason), None)
+
+    def _left(self, about: Regarding, now_s: float) -> float:
+        left, at_s = self._tokens.get(about, (float(MINUTE_MAX), now_s))
+        return min(MINUTE_MAX, left + (now_s - at_s) * MINUTE_MAX / 60)
+
+
+def manifest(due: Due, name: str, reporter: str, unix: Callable[[float], str]) -> Mapping[str, object]:
+    """A core/v1 Event that begins a series; `unix` makes an RFC 3339 time of a moment, `reporter` is our pod."""
+    about, said = due.regarding, due.happening
+    return {
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": namespace(about)},
+        "involvedObject": {
+            "apiVersion": about.api_version, "kind": about.kind, "namespace": about.namespace, "name": about.name,
+            "uid": about.uid,
+        },
+        "reason": said.reason, "type": said.type, "message": note(said.note), "count": due.times,
+        "firstTimestamp": unix(due.first_s), "lastTimestamp": unix(due.last_s), "source": {"component": WRITER},
+        "reportingComponent": WRITER, "reportingInstance": reporter,
+    }  # fmt: skip
+
+
+def more(due: Due, times: int, unix: Callable[[float], str]) -> Mapping[str, object]:
+    """What changes of an Event that goes on, with `times` in all."""
+    return {"count": times, "lastTimestamp": unix(due.last_s), "message": note(due.happening.note)}
+
+
+def note(text: str) -> str:
+    """At most NOTE_MAX bytes of UTF-8."""
+    return text.encode()[:NOTE_MAX].decode(errors="ignore")

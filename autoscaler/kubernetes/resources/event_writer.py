@@ -1,0 +1,174 @@
+"""Sends Events on Models and on unreadable objects while this process leads. I/O; `happenings` decides what they say.
+
+A listener of the loop only takes down; a task sends at most PER_S requests a second for all objects together, with a
+bound for each, and Events about at most UNREADABLE_MAX unreadable objects in UNREADABLE_S. core/v1 Events are written,
+not events.k8s.io: `kubectl describe` shows both alike, and only the text of a core/v1 Event may be updated when a
+series goes on. A refused Event is dropped and counted. While the API server does not answer, Events wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from autoscaler.kubernetes.api import Api, ApiError, FencedError, UnreachableError
+from autoscaler.kubernetes.constants import WRITER
+from autoscaler.kubernetes.resources import event_log
+from autoscaler.kubernetes.resources.event_log import Book, Due, Happening, Regarding
+from autoscaler.kubernetes.resources.step import Decided
+from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
+from autoscaler.provisioning.release import Leaving
+from autoscaler.spec.model import Model
+from autoscaler.state.leases import LeaseId
+from autoscaler.state.world import World
+
+PER_S = 10.0
+RETRY_S = 10.0
+UNREADABLE_MAX, UNREADABLE_S = 100, 3600.0
+"""Who can create objects chooses how many cannot be read: those beyond it are only logged and counted."""
+NAME_MAX = 200
+"""Characters of the Model's name in the name of an Event."""
+
+_log = logging.getLogger(__name__)
+
+
+class Events:
+    """`regarding` says what object a Model's Events are about, `reporter` is the name of our pod."""
+
+    def __init__(
+        self,
+        api: Api,
+        reporter: str = WRITER,
+        regarding: Callable[[Model], Regarding | None] = event_log.regarding,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] | None = None,
+        unreadable: UnreadableObjects | None = None,
+    ) -> None:
+        self._api = api
+        self._reporter = reporter[:128]
+        self._regarding = regarding
+        self._clock = clock
+        self._wall = wall or api.unix_s
+        self._book = Book()
+        self._leaving = Leaving()
+        self._stuck: frozenset[LeaseId] = frozenset()
+        """Those that were told of."""
+        self._leads = False
+        self._unreadable = unreadable or UnreadableObjects()
+        self._unreadable.listeners.append(self._on_unreadable)
+        self._unreadable_s = deque[float](maxlen=UNREADABLE_MAX)
+        """When the last Events about unreadable objects were taken down."""
+        self._news = asyncio.Event()
+        self.trouble = ""
+        """Why the last one was not sent; empty while all is well."""
+
+    @property
+    def dropped(self) -> int:
+        """Happenings that nobody was told of."""
+        return self._book.dropped
+
+    def note(self, about: Regarding, happening: Happening) -> None:
+        """Takes down one more, of whatever object."""
+        self._book.note(about, happening, self._clock())
+        self._news.set()
+
+    def on_step(self, step: Decided) -> None:
+        """Takes down what happened. What a leader before us did is not ours to tell."""
+        self._leaving.look(step.after.capacity, self._clock())  # who follows, too: it may lead when the time is over
+        began, self._leads = step.after.leads and not self._leads, step.after.leads
+        if not step.after.leads:
+            return
+        if began:
+            for found in self._unreadable:
+                self._on_unreadable(found)
+        self._tell_stuck(step.after)
+        if not (step.transitions or step.actions or step.before.capacity is not step.after.capacity):
+            return
+        for one in event_log.happenings(step.transitions, step.actions, step.before, step.after):
+            self._tell(one, step.after, step.before)
+
+    def _tell_stuck(self, world: World) -> None:
+        """Each once; who leads next says it once more, if it is still there."""
+        stuck = self._leaving.stuck()
+        for id in sorted(stuck - self._stuck):
+            self._tell(event_log.stuck(world.capacity.leases[id]), world)
+        self._stuck = stuck
+
+    def _on_unreadable(self, found: Unreadable) -> None:
+        """A follower writes no Events; the next leader reports what is unreadable then."""
+        event, now_s = event_log.unreadable(found), self._clock()
+        times = self._unreadable_s
+        if not self._leads or event is None or (len(times) == UNREADABLE_MAX and now_s - times[0] < UNREADABLE_S):
+            return
+        times.append(now_s)
+        self.note(*event)
+
+    def _tell(self, one: Happening, *worlds: World) -> None:
+        """About the Model's own object, if one of these Worlds has it."""
+        model = next((world.models[one.model] for world in worlds if one.model in world.models), None)
+        about = self._regarding(model) if model is not None else None
+        if about is not None:
+            self.note(about, one)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._news.clear()
+            while (due := self._book.take(self._clock())) is not None:
+                await self._send(due)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._book.wait_s(self._clock())):
+                    await self._news.wait()
+
+    async def _send(self, due: Due) -> None:
+        try:
+            await self._go_on(due)
+        except FencedError:
+            self._book.drop(due)
+            self._book.clear()
+        except UnreachableError as error:
+            self._book.put_back(due)
+            self._troubled(str(error))
+            await asyncio.sleep(RETRY_S)
+        except ApiError as error:
+            self._book.drop(due)
+            self._troubled(str(error))
+        else:
+            self.trouble = ""
+        await asyncio.sleep(1.0 / PER_S)
+
+    async def _go_on(self, due: Due) -> None:
+        """With the series that is there, or a new one."""
+        path = f"/api/v1/namespaces/{event_log.namespace(due.regarding)}/events"
+        known = self._book.series(due)
+        if known is not None:
+            times = known.times + due.times
+            try:
+                await self._api.patch(f"{path}/{known.name}", dict(event_log.more(due, times, self._unix)))
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                self._book.forget(due)  # Events live for an hour
+            else:
+                self._book.sent(due, known.name, times)
+                return
+        name = f"{due.regarding.name[:NAME_MAX].rstrip('-.')}.{secrets.token_hex(8)}"
+        await self._api.create(path, dict(event_log.manifest(due, name, self._reporter, self._unix)))
+        self._book.sent(due, name, due.times)
+
+    def _unix(self, at_s: float) -> str:
+        moment = datetime.fromtimestamp(round(self._wall() + at_s - self._clock()), UTC)
+        return moment.isoformat().replace("+00:00", "Z")
+
+    def _troubled(self, trouble: str) -> None:
+        """Said once, until it is over or another."""
+        if trouble != self.trouble:
+            _log.warning("an Event cannot be sent: %s", trouble)
+        self.trouble = trouble

@@ -1,0 +1,104 @@
+"""Watches KubeAI's Models (`kubeai.org/v1`) and tells the installation what they are as ours. I/O; it decides nothing.
+
+Owns what is kept of each object of that kind, which a cluster may get at any time (`kinds`). Promises: KubeAI's
+objects are only read; one that cannot be taken over stops no other, what it said when it could stays in force, and
+`wrong` says why. What an object means is `convert`'s business (`autoscaler.importers.kubeai.models`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.optional_kinds import Kinds, collections, created_unix_s
+from autoscaler.kubernetes.resources.installation import Installation
+from autoscaler.kubernetes.watching import Change, Key
+from autoscaler.spec.model import Model
+from autoscaler.spec.names import Origin
+
+API_VERSION = "kubeai.org/v1"
+KUBEAI = "kubeai"
+"""The name of this source of documents."""
+
+Convert = Callable[[object], tuple[Model | None, str, tuple[str, ...]]]
+"""An object -> its Model, or why it has none; and a line for each key that was not taken over."""
+
+_log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """What is kept of an object."""
+
+    uid: str
+    model: Model | None
+    """What is in force; None: it could never be taken over."""
+    wrong: str
+    """Why what it says now is not in force; empty: it is."""
+    notes: tuple[str, ...]
+    """What of it was not taken over, a line for each key."""
+
+
+class KubeaiModels:
+    """KubeAI's Models of a cluster, or of some namespaces. `api` is open while it runs; nothing is written."""
+
+    def __init__(
+        self, api: Api, convert: Convert, installation: Installation, namespaces: Sequence[str] | None = None
+    ) -> None:
+        self._convert = convert
+        self._installation = installation
+        self._generations: dict[Key, int] = {}
+        """Which one of each was read: KubeAI writes status and counts all the time."""
+        self._kinds = Kinds(api, self._put)
+        self._watches = [
+            self._kinds.add(path, self._read, self._changed, optional=True)
+            for path in collections(API_VERSION, "models", namespaces)
+        ]
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._kinds.run()
+
+    @property
+    def found(self) -> dict[Key, Found]:
+        """All there are."""
+        return {key: found for watched in self._watches for key, found in watched.items.items()}
+
+    @property
+    def wrong(self) -> dict[Key, str]:
+        """Objects that are not in force, and why."""
+        return {key: found.wrong for key, found in self.found.items() if found.wrong}
+
+    def _changed(self, changes: list[Change[Found]]) -> None:
+        for key, old, new in changes:
+            if new is None:
+                self._generations.pop(key, None)
+            elif new.wrong and (old is None or old.wrong != new.wrong):
+                _log.error("kubeai model is not taken over model=%s/%s reason=%s", *key, new.wrong)
+            for note in new.notes if new is not None and (old is None or old.notes != new.notes) else ():
+                _log.warning("kubeai model=%s/%s not taken over: %s", *key, note)
+
+    def _put(self) -> None:
+        models = {Origin(KUBEAI, *key): found.model for key, found in self.found.items() if found.model}
+        self._installation.put(KUBEAI, models)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _read(self, found: Object) -> Found | None:
+        """Once for each generation; one that is being deleted is gone."""
+        metadata = found["metadata"]
+        key = Key(metadata["namespace"], metadata["name"])
+        uid, generation = metadata["uid"], metadata.get("generation", 0)
+        if "deletionTimestamp" in metadata:
+            return None
+        old = next((old for watched in self._watches if (old := watched.items.get(key)) is not None), None)
+        if old is not None and old.uid == uid and self._generations.get(key) == generation:
+            return old
+        self._generations[key] = generation
+        model, wrong, notes = self._convert({"apiVersion": API_VERSION, "kind": "Model"} | found)
+        if model is not None:
+            return Found(uid, replace(model, created_unix_s=created_unix_s(metadata)), "", notes)
+        return Found(uid, old.model if old is not None and old.uid == uid else None, wrong, notes)

@@ -1,0 +1,280 @@
+"""The status of a Model object: what is shown of it, and what survives a restart (interfaces, section 2). Pure.
+
+Owns the form of `status` as types, how one is made of the World, and how what was learned is read back. Promises: a
+condition's `lastTransitionTime` moves only when its status does; the status of a Model of which nothing changed is the
+same again, also when it was made by another process. Times are whole seconds UTC, made from the monotonic clock that
+the World has by a pair of readings (`now_s`, `unix_now_s`) of both clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from autoscaler.contract import ModelName
+from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD
+from autoscaler.demand.history import STARTS_MAX
+from autoscaler.fold.faults import quarantined
+from autoscaler.kubernetes.resources.conditions import ELSEWHERE, Case, conditions
+from autoscaler.kubernetes.resources.subjects import Subject
+from autoscaler.queries.start_phases import last_start, phases_s, told_s
+from autoscaler.spec.part import Part
+from autoscaler.state.actions import Unmet
+from autoscaler.state.events import HistorySeen
+from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.world import History, Replica, World
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+REASON_MAX = 256
+"""Characters of the reason of a start."""
+
+
+class Shown(Part, frozen=True, forbid_unknown_fields=False):
+    """Base of all parts of a status: camelCase outside, and what an older or newer version wrote is no error."""
+
+
+class Counts(Shown, frozen=True):
+    """Replicas by state."""
+
+    pending: int = 0
+    starting: int = 0
+    ready: int = 0
+    unready: int = 0
+    draining: int = 0
+    stopping: int = 0
+    falling_asleep: int = 0
+    asleep: int = 0
+    waking: int = 0
+    scrubbing: int = 0
+    failed: int = 0
+
+
+class DemandShown(Shown, frozen=True):
+    """Calls, summed over the gateways."""
+
+    waiting: int = 0
+    running: int = 0
+
+
+class Condition(Shown, frozen=True):
+    """One of Ready, Placed, WeightsReady, Starting, Degraded, Adopted, Faulty."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    last_transition_time: datetime
+
+
+class LastStart(Shown, frozen=True):
+    """The start that ended last: seconds from the order to readiness, in parts, and what it was for."""
+
+    seconds: float
+    phases: dict[str, float]
+    reason: str = ""
+
+
+class Learned(Shown, frozen=True, omit_defaults=True):
+    """What of a History survives a restart."""
+
+    start_seconds: tuple[float, ...] = ()
+    tries: int = 0
+    episodes: int = 0
+    retry_at: datetime | None = None
+    refused_until: datetime | None = None
+    failure: str = ""
+    last_activity: datetime | None = None
+
+
+class Status(Shown, frozen=True):
+    """All of it."""
+
+    observed_generation: int = 0
+    replicas: Counts = Counts()
+    demand: DemandShown = DemandShown()
+    conditions: tuple[Condition, ...] = ()
+    last_start: LastStart | UnsetType = UNSET
+    learned: Learned = Learned()
+
+
+NO_STATUS = Status()
+
+
+class Clocks(NamedTuple):
+    """Both clocks, read at once."""
+
+    now_s: float
+    unix_now_s: float
+
+    def unix(self, at_s: float | None) -> datetime | None:
+        """A moment of the monotonic clock, to the next whole second; None for `never` (None and 0.0)."""
+        if not at_s:
+            return None
+        return datetime.fromtimestamp(round(self.unix_now_s + at_s - self.now_s), UTC)
+
+    def monotonic(self, at: datetime | None) -> float | None:
+        """The way back; never exactly 0.0, which would be `never`."""
+        return None if at is None else (at.timestamp() - self.unix_now_s + self.now_s) or -1e-9
+
+
+# --- World -> status --------------------------------------------------------------------------------------------------
+
+
+def case_of(world: World, unmet: Mapping[ModelName, Unmet], one: Subject) -> Case:
+    """What the status of `one` is made of."""
+    name = one.model
+    if name is None:
+        return Case(one.generation, None, (), NO_LOAD, NO_HISTORY, problem=one.problem)
+    replicas = tuple(world.replicas[id] for id in world.by_model.get(name, ()))
+    return Case(
+        one.generation, world.models.get(name), replicas, world.loads.get(name, NO_LOAD),
+        world.histories.get(name, NO_HISTORY), unmet.get(name), world.obstacles.get(name, ""), one.problem,
+        world.faults[name].reason if name in quarantined(world) else "",
+    )  # fmt: skip
+
+
+def weigh(case: Case) -> tuple[object, ...]:
+    """What of a status is news: when it changes, the status is written at once; of all else it is when there is time.
+
+    Equal to `weight` of the status that `render` makes of the same case.
+    """
+    return case.generation, _counts(case), tuple(said[:3] for said in conditions(case))
+
+
+def weight(status: Status) -> tuple[object, ...]:
+    """The same of a status."""
+    return (
+        status.observed_generation,
+        status.replicas,
+        tuple((one.type, one.status, one.reason) for one in status.conditions),
+    )
+
+
+def render(case: Case, before: Status, clocks: Clocks) -> Status:
+    """The status of a Model that had `before`."""
+    was = {one.type: one for one in before.conditions}
+    now = datetime.fromtimestamp(round(clocks.unix_now_s), UTC)
+    shown: list[Condition] = []
+    for type, status, reason, message in conditions(case):
+        old = was.get(type)
+        since = old.last_transition_time if old is not None and old.status == status else now
+        shown.append(Condition(
+            type=type, status=status, reason=reason, message=message, last_transition_time=since
+        ))  # fmt: skip
+    return Status(
+        observed_generation=case.generation,
+        replicas=_counts(case),
+        demand=DemandShown(waiting=case.load.waiting, running=case.load.running),
+        conditions=tuple(shown),
+        last_start=before.last_start if case.fault else _last_start(case.replicas, before.last_start),
+        learned=before.learned if case.fault else learned_of(case.history, clocks),
+    )
+
+
+def _counts(case: Case) -> Counts:
+    tally: dict[str, int] = {}
+    for replica in case.replicas:
+        if replica.state is not ReplicaState.GONE:
+            field = replica.state.value.replace("-", "_")
+            tally[field] = tally.get(field, 0) + 1
+    return Counts(**tally)
+
+
+def _last_start(replicas: Iterable[Replica], before: LastStart | UnsetType) -> LastStart | UnsetType:
+    """Of those that are there and were seen to start; else the one that is known."""
+    last = last_start(replicas)
+    if last is None:
+        return before
+    phases = {name: round(took_s, 3) for name, took_s in told_s(last).items()}
+    took_s = round(sum(phases[name] for name in phases_s(last)), 3)
+    return LastStart(seconds=took_s, phases=phases, reason=last.reason[:REASON_MAX])
+
+
+# --- what is learned, there and back ----------------------------------------------------------------------------------
+
+
+def learned_of(history: History, clocks: Clocks) -> Learned:
+    """What is kept of a History."""
+    return Learned(
+        start_seconds=tuple(round(start_s, 3) for start_s in history.starts_s),
+        tries=history.tries,
+        episodes=history.episodes,
+        retry_at=clocks.unix(history.retry_at_s),
+        refused_until=clocks.unix(history.refused_until_s),
+        failure=history.failure,
+        last_activity=clocks.unix(history.last_activity_s),
+    )
+
+
+def learned(status: Status, now_s: float, unix_now_s: float) -> History:
+    """What a status remembers, in the clock of this process. Tries of an episode go on from here."""
+    kept, clocks = status.learned, Clocks(now_s, unix_now_s)
+    return History(
+        starts_s=kept.start_seconds[-STARTS_MAX:],
+        tries=kept.tries,
+        first_try_s=now_s if kept.tries else None,
+        episodes=kept.episodes,
+        retry_at_s=clocks.monotonic(kept.retry_at) or 0.0,
+        refused_until_s=clocks.monotonic(kept.refused_until) or 0.0,
+        failure=kept.failure,
+        last_activity_s=clocks.monotonic(kept.last_activity),
+    )
+
+
+def remembered(
+    statuses: Mapping[ModelName, Mapping[str, object]], now_s: float, unix_now_s: float
+) -> tuple[tuple[HistorySeen, ...], tuple[str, ...]]:
+    """What statuses say that was learned, for the loop to observe with the Models; and a line for each that is none."""
+    seen: list[HistorySeen] = []
+    wrong: list[str] = []
+    for model, said in statuses.items():
+        try:
+            history = learned(read(said), now_s, unix_now_s)
+        except ValueError as error:
+            wrong.append(f"status of Model {model}: {error}: what it learned before is forgotten")
+        else:
+            seen.append(HistorySeen(model=model, history=history))
+    return tuple(seen), tuple(wrong)
+
+
+def read(status: object) -> Status:
+    """A status as the API server has it, without what installations wrote that do not serve the Model. Raises
+    msgspec.ValidationError (a ValueError) if it is not a status.
+    """
+    found = msgspec.convert(status, Status)
+    if all(one.type != ELSEWHERE for one in found.conditions):
+        return found
+    return msgspec.structs.replace(found, conditions=tuple(one for one in found.conditions if one.type != ELSEWHERE))
+
+
+def write(status: Status) -> dict[str, object]:
+    """As the API server takes it."""
+    made: dict[str, object] = msgspec.to_builtins(status)
+    return made
+
+
+# --- what changed -----------------------------------------------------------------------------------------------------
+
+
+def changed(before: World, after: World) -> set[ModelName]:
+    """Models of which the status may differ."""
+    models = changed_keys(before.models, after.models) | changed_keys(before.loads, after.loads)
+    models |= changed_keys(before.histories, after.histories) | changed_keys(before.obstacles, after.obstacles)
+    models |= changed_keys(before.faults, after.faults)
+    if before.replicas is not after.replicas:
+        for id in changed_keys(before.replicas, after.replicas):
+            models |= {world.replicas[id].model for world in (before, after) if id in world.replicas}
+    return models
+
+
+def changed_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
+    """Keys whose value is not the very same."""
+    if before is after:
+        return set()
+    return {key for key, value in after.items() if before.get(key) is not value} | (before.keys() - after.keys())

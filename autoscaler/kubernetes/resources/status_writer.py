@@ -1,0 +1,330 @@
+"""Writes the status of every Model object, while this process leads. I/O.
+
+Owns how often: what is news (conditions, Replicas by state) at most once in NEWS_S for one Model, what merely changes
+(Calls, what is learned, messages) at most once in CHANGE_S, and PER_S writes a second of all Models together, who waits
+longest first. Promises: Models at rest cost no request; a step of the loop costs nothing, however many Models there
+are; what the API server has is read once at the beginning of each leadership, and nothing that is there already is
+written again; what somebody else puts there meanwhile, such as a leader of before whose request came late, is put
+right. It is written by server-side apply of the whole status, so that no person's edit of a spec can conflict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from autoscaler.contract import ModelName
+from autoscaler.drivers.kubernetes.adoption.annotations import stamp
+from autoscaler.faults import Failure, attempt, described
+from autoscaler.fold.masking import masked
+from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.kubernetes.constants import WRITER
+from autoscaler.kubernetes.optional_kinds import collections
+from autoscaler.kubernetes.resources import status
+from autoscaler.kubernetes.resources.conditions import ELSEWHERE
+from autoscaler.kubernetes.resources.status import NO_STATUS, Clocks, Status
+from autoscaler.kubernetes.resources.step import Decided
+from autoscaler.kubernetes.resources.subjects import Subject
+from autoscaler.kubernetes.resources.watcher import StatusSeen
+from autoscaler.provisioning.feasibility import as_before, misfits
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.state.actions import Unmet
+from autoscaler.state.world import World
+
+NEWS_S, CHANGE_S = 1.0, 60.0
+"""Of one Model: so long after the last write at the earliest."""
+PER_S = 20.0
+"""Writes of all Models in a second: what the API server is asked for at most."""
+LOOK_S, LOOK_S_MAX = 0.2, 1.0
+"""Between two looks at the World: at the least, and where it did not change."""
+RETRY_S = 10.0
+"""After a refusal, or while the API server does not answer."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Kept:
+    """One Model object: what the API server has of its status, and when it is to be written."""
+
+    __slots__ = ("due_s", "status", "subject", "version", "weight", "wrote_s")
+
+    def __init__(self, one: Subject, known: Status, version: int) -> None:
+        self.subject = one
+        self.wrote_s = -math.inf
+        self.due_s = math.inf
+        self.see(known, version)
+
+    def see(self, known: Status, version: int) -> None:
+        """It is so as of a version of the object."""
+        self.status, self.version, self.weight = known, version, status.weight(known)
+
+
+class Statuses:
+    """A listener of the loop, and a task."""
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        namespaces: Sequence[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] | None = None,
+        fault: Callable[[ModelName, str, Exception], None],
+        installation: str = "",
+    ) -> None:
+        """`namespaces`: those that may be read; None: all. `fault` gets the Model whose status raised an exception.
+        `installation`: whose condition it is on Models that another one serves.
+        """
+        self._owner = f"{WRITER}-{installation}"
+        self._fault = fault
+        self._api = api
+        self._collections = collections(API_VERSION, "models", namespaces)
+        self._clock = clock
+        self._wall = wall or api.unix_s
+        self._world = self._looked = World(epoch=0)
+        self._unmet: tuple[Unmet, ...] = ()
+        self._looked_unmet: dict[ModelName, Unmet] = {}
+        self._fitted = self._world
+        self._misfits: dict[ModelName, Unmet] = {}
+        """Of the Models, and of what there is for them, of `_fitted`."""
+        self._subjects: Sequence[Subject] = ()
+        self._told: Sequence[Subject] = ()
+        """What `_subjects` is from the next step on."""
+        self._news = asyncio.Event()
+        self._epoch = -1
+        """Of the leadership that `_kept` is of."""
+        self._kept: dict[str, _Kept] = {}
+        """One for each object, by its uid."""
+        self._elsewhere: list[Subject] = []
+        """Whose condition ELSEWHERE is to be written or taken away."""
+        self._tried: dict[str, tuple[str, str]] = {}
+        """By uid, the last attempt of this leadership: the desired and the current condition. It is not repeated."""
+        self._again_s: dict[str, float] = {}
+        """When it is tried again after a refusal."""
+        self._heard: dict[str, StatusSeen] = {}
+        """What was heard of each since the last look."""
+        self.trouble = ""
+        """Why the last write, or the reading at the beginning, was not done; empty while all is well."""
+
+    def put(self, subjects: Iterable[Subject]) -> None:
+        """All Model objects there are. To be called when the loop was given the documents that they are: they count
+        from its next step on, so that no status claims a generation that is not decided by.
+        """
+        self._told = tuple(subjects)
+
+    def hear(self, said: StatusSeen) -> None:
+        """What the API server has of an object's status, whoever wrote it. Judged at the next look, when it is known
+        what came of our own writes, and what was listed.
+        """
+        self._heard[said.uid] = said
+
+    def on_step(self, step: Decided) -> None:
+        """Takes the newest World; what it means for whom is looked at later."""
+        self._world, self._unmet, self._subjects = step.after, step.plan.unmet, self._told
+        self._news.set()
+
+    async def run(self) -> None:
+        """Until cancelled. While another leads nothing is kept, for what it writes is not known here."""
+        while True:
+            self._news.clear()  # what is told meanwhile is looked at after it
+            try:
+                if self._leads(self._world.epoch):
+                    await self._lead(self._world.epoch)
+            except FencedError:
+                await asyncio.sleep(LOOK_S_MAX)  # another leads now; the World will say so
+            except (ApiError, UnreachableError) as error:
+                self._troubled(f"statuses of Models are not kept up: {error}")
+                await asyncio.sleep(RETRY_S)
+            await self._news.wait()  # there is a step every second
+
+    async def flush(self, within_s: float) -> None:
+        """Writes what merely changed, as far as there is time: at the end, after `run` and before another leads."""
+        with contextlib.suppress(TimeoutError, ApiError, UnreachableError, FencedError):
+            async with asyncio.timeout(within_s):
+                for kept in sorted(self._kept.values(), key=lambda kept: kept.due_s):
+                    if math.isfinite(kept.due_s) and self._leads(self._epoch):
+                        await self._write(kept)
+
+    # --- one leadership -----------------------------------------------------------------------------------------------
+
+    def _leads(self, epoch: int) -> bool:
+        """Also what there is is known: a leader begins with no Replicas."""
+        return self._world.leads and self._world.synced and self._world.epoch == epoch
+
+    async def _lead(self, epoch: int) -> None:
+        found = await self._read()
+        self._kept, self._looked, self._looked_unmet, self._epoch = {}, World(epoch=0), {}, epoch
+        self._tried.clear()
+        while self._leads(epoch):
+            self._news.clear()
+            self._look(found)
+            for kept in self._due():
+                if self._leads(epoch) and await self._write(kept):
+                    await asyncio.sleep(1.0 / PER_S)
+            for one in self._elsewhere[: int(PER_S * LOOK_S_MAX)]:
+                if self._leads(epoch):
+                    await self._write_elsewhere(one)
+                    await asyncio.sleep(1.0 / PER_S)
+            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S_MAX - LOOK_S):
+                    await self._news.wait()
+
+    async def _read(self) -> dict[str, tuple[Status, int]]:
+        """Every status that is there and the version of its object, by the uid of that."""
+        found: dict[str, tuple[Status, int]] = {}
+        for path in self._collections:
+            try:
+                async for page in self._api.pages(path):
+                    for one in page.items:
+                        of = one["metadata"]
+                        found[of["uid"]] = _there(one.get("status", {})), int(of["resourceVersion"])
+            except ApiError as error:
+                if error.status != 404:  # the cluster does not have the kind
+                    raise
+        return found
+
+    def _look(self, found: dict[str, tuple[Status, int]]) -> None:
+        """Notes who is to be written, and when."""
+        now_s = self._clock()
+        unmet = self._lacking()
+        names = status.changed(self._looked, self._world) | status.changed_keys(self._looked_unmet, unmet)
+        self._looked, self._looked_unmet = self._world, unmet
+        before, self._kept = self._kept, {}
+        self._elsewhere.clear()
+        for one in self._subjects:
+            is_new = self._tried.get(one.uid) != (one.elsewhere, one.shown) or self._again_s.get(one.uid, now_s) < now_s
+            if one.elsewhere != one.shown and is_new:
+                self._elsewhere.append(one)
+            if one.elsewhere:
+                continue
+            kept = before.get(one.uid)
+            if kept is None:
+                kept = _Kept(one, *found.get(one.uid, (NO_STATUS, 0)))
+                self._note(kept, unmet, now_s)
+            elif one._replace(shown=kept.subject.shown) != kept.subject or one.model in names:
+                kept.subject = one
+                self._note(kept, unmet, now_s)
+            self._kept[one.uid] = kept
+        for said in self._heard.values():
+            if said.uid not in self._kept:
+                found[said.uid] = _there(said.status), said.version
+            self._judge(said, now_s)
+        self._heard.clear()
+
+    def _judge(self, said: StatusSeen, now_s: float) -> None:
+        """What another wrote after us is put right."""
+        kept = self._kept.get(said.uid)
+        if kept is None or said.version <= kept.version:
+            return
+        before = kept.status
+        kept.see(_there(said.status), said.version)
+        if kept.status != before:
+            kept.due_s = min(kept.due_s, max(now_s, kept.wrote_s + NEWS_S))
+
+    def _lacking(self) -> dict[ModelName, Unmet]:
+        """What the plan could not place, and what fits on no Device and has nobody who calls it."""
+        now = self._world
+        if not as_before(self._fitted, now):
+            self._fitted = now
+            found = misfits(masked(now), lambda name, error: self._fault(name, "status", error)).items()
+            self._misfits = {name: Unmet(model=name, reason=why, never=True) for name, why in found}
+        never = {name: unmet for name, unmet in self._misfits.items() if name not in now.by_model}
+        return {one.model: one for one in self._unmet} | never
+
+    def _note(self, kept: _Kept, unmet: Mapping[ModelName, Unmet], now_s: float) -> None:
+        weight = attempt(lambda: status.weigh(status.case_of(self._world, unmet, kept.subject)))
+        if isinstance(weight, Failure):
+            self._failed(kept, weight.error, now_s)
+        elif weight != kept.weight:
+            kept.due_s = min(kept.due_s, max(now_s, kept.wrote_s + NEWS_S))
+        else:
+            kept.due_s = min(kept.due_s, max(now_s, kept.wrote_s + CHANGE_S))
+
+    def _due(self) -> list[_Kept]:
+        """Who is to be written now, at most as many as a look may wait for; who waits longest first."""
+        now_s = self._clock()
+        due = sorted((kept for kept in self._kept.values() if kept.due_s <= now_s), key=lambda kept: kept.due_s)
+        return due[: int(PER_S * LOOK_S_MAX)]
+
+    async def _write(self, kept: _Kept) -> bool:
+        """Whether a request was made. Raises FencedError, UnreachableError."""
+        now_s = self._clock()
+        unmet = self._lacking()
+        clocks = self._clocks()
+        made = attempt(lambda: status.render(status.case_of(self._world, unmet, kept.subject), kept.status, clocks))
+        if isinstance(made, Failure):
+            self._failed(kept, made.error, now_s)
+            return False
+        kept.due_s = math.inf
+        if made == kept.status:
+            return False
+        kept.wrote_s = now_s
+        one = kept.subject
+        body: Object = {
+            "apiVersion": API_VERSION, "kind": "Model", "status": status.write(made),
+            "metadata": {"name": one.name, "namespace": one.namespace, "uid": one.uid},
+        }  # fmt: skip
+        path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
+        try:
+            done = await self._api.apply(path, body, WRITER)
+        except ApiError as error:
+            kept.due_s = now_s + RETRY_S
+            if error.status not in (404, 409):  # deleted, or another of its name: `put` will say so
+                self._troubled(f"status of Model {one.namespace}/{one.name} cannot be written: {error}")
+            return True
+        self.trouble = ""
+        kept.see(made, int(done["metadata"]["resourceVersion"]))
+        return True
+
+    async def _write_elsewhere(self, one: Subject) -> None:
+        """That another installation serves it; or takes that away. It is a field of this installation's own, so that
+        neither writes what the other does; of several that do not serve it one says so. Raises FencedError,
+        UnreachableError.
+        """
+        self._tried[one.uid] = (one.elsewhere, one.shown)
+        self._again_s.pop(one.uid, None)
+        said = {
+            "type": ELSEWHERE, "status": "True", "reason": "OtherInstallation", "message": one.elsewhere,
+            "lastTransitionTime": stamp(self._wall()),
+        }  # fmt: skip
+        body: Object = {
+            "apiVersion": API_VERSION, "kind": "Model", "status": {"conditions": [said]} if one.elsewhere else {},
+            "metadata": {"name": one.name, "namespace": one.namespace, "uid": one.uid},
+        }  # fmt: skip
+        path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
+        try:
+            await self._api.apply(path, body, self._owner, force=False)
+        except ApiError as error:
+            if error.status not in (404, 409):  # deleted, or another installation says it
+                self._again_s[one.uid] = self._clock() + RETRY_S
+                self._troubled(f"status of Model {one.namespace}/{one.name} cannot be written: {error}")
+
+    def _failed(self, kept: _Kept, error: Exception, now_s: float) -> None:
+        """The status of one Model cannot be made: it is quarantined, which its status then says."""
+        kept.due_s = now_s + RETRY_S
+        if kept.subject.model is None:
+            self._troubled(f"status of Model {kept.subject.namespace}/{kept.subject.name}: {described(error)}")
+        else:
+            self._fault(kept.subject.model, "status", error)
+
+    def _clocks(self) -> Clocks:
+        return Clocks(self._clock(), self._wall())
+
+    def _troubled(self, trouble: str) -> None:
+        """Said once, until it is over or another."""
+        if trouble != self.trouble:
+            _log.warning("%s", trouble)
+        self.trouble = trouble
+
+
+def _there(said: object) -> Status:
+    """What is no status is written anew."""
+    try:
+        return status.read(said)
+    except ValueError:
+        return NO_STATUS

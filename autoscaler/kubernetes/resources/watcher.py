@@ -1,0 +1,197 @@
+"""Watches the custom resources Model and Tenant, and tells the installation what they say. I/O; it decides nothing.
+
+Owns the reading of objects into documents, by the rules that files are read by (`parse`). Promises: an object is read
+again only when its spec was changed; a wrong one stops no other, what it said when it was last right stays in force,
+and `wrong` says why. A Tenant that was never right exists without keys, so that `auth: auto` stays closed. Where we may
+not read Tenants there are none; Models that may not be read hold up the start (`kinds`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from autoscaler.contract import TenantName
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.optional_kinds import Kinds, collections, created_unix_s
+from autoscaler.kubernetes.resources.conditions import ELSEWHERE
+from autoscaler.kubernetes.resources.installation import CUSTOMS, Installation, Status
+from autoscaler.kubernetes.watching import Key, Watched
+from autoscaler.spec.decode import WrongKeyError, dotted
+from autoscaler.spec.model import Model
+from autoscaler.spec.names import Origin
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.tenant import Tenant, TenantSpec
+from autoscaler.text import one_line
+
+_log = logging.getLogger(__name__)
+
+Parse = Callable[[object], Model | Tenant]
+"""A document as a plain value -> what it says; raises WrongKeyError (`autoscaler.spec.load.one`)."""
+
+
+class StatusSeen(NamedTuple):
+    """The status of a Model's object, as of a version of the object."""
+
+    uid: str
+    version: int
+    status: Status
+
+
+Heard = Callable[[Origin, StatusSeen], None]
+
+
+class ModelObject(NamedTuple):
+    """What is kept of a Model's object."""
+
+    uid: str
+    generation: int
+    model: Model | None
+    """What is in force: what it says, or said when it was last right; None: it never was."""
+    wrong: str
+    """Why what it says now is not in force; empty: it is."""
+    named: str | None = None
+    """The installation that it names."""
+    shown: str = ""
+    """The message of the condition by which an installation that does not serve it says so; empty: it has none."""
+
+
+class TenantObject(NamedTuple):
+    """What is kept of a Tenant's object."""
+
+    uid: str
+    generation: int
+    created_unix_s: int
+    tenant: Tenant
+    wrong: str
+
+
+class Customs:
+    """The custom resources of a cluster, or of some namespaces. Without `tenants` those are not asked for."""
+
+    def __init__(
+        self,
+        api: Api,
+        parse: Parse,
+        installation: Installation,
+        namespaces: Sequence[str] | None = None,
+        *,
+        tenants: bool = True,
+        heard: Heard | None = None,
+    ) -> None:
+        """`heard` is told of every later status of a Model, too: what its leader learns, for those who follow, and for
+        who leads what another wrote there.
+        """
+        self._parse = parse
+        self._installation = installation
+        self._heard = heard
+        self._fresh: dict[Origin, Status] = {}
+        """Status of Models seen for the first time, until it is told."""
+        self._kinds = Kinds(api, self._put)
+        self._models = [
+            self._kinds.add(one, self._read_model) for one in collections(API_VERSION, "models", namespaces)
+        ]
+        self._tenants: Watched[TenantObject] | None = None
+        if tenants:
+            (path,) = collections(API_VERSION, "tenants", None)
+            self._tenants = self._kinds.add(path, self._read_tenant, optional=True)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._kinds.run()
+
+    @property
+    def models(self) -> dict[Key, ModelObject]:
+        """All there are."""
+        return {key: found for watched in self._models for key, found in watched.items.items()}
+
+    @property
+    def tenants(self) -> Mapping[Key, TenantObject]:
+        """All there are; their namespace is empty."""
+        return {} if self._tenants is None else self._tenants.items
+
+    @property
+    def wrong(self) -> dict[Key, str]:
+        """Objects whose spec is not in force, and why: KEY PATH: what was expected."""
+        models = {key: found.wrong for key, found in self.models.items() if found.wrong}
+        return models | {key: found.wrong for key, found in self.tenants.items() if found.wrong}
+
+    def _put(self) -> None:
+        found_now = {Origin(CUSTOMS, *key): found for key, found in self.models.items()}
+        models = {origin: found.model for origin, found in found_now.items() if found.model is not None}
+        tenants = sorted(self.tenants.values(), key=lambda found: (found.created_unix_s, found.tenant.name))
+        fresh = {origin: status for origin, status in self._fresh.items() if origin in models}
+        self._fresh = {o: status for o, status in self._fresh.items() if o in found_now and o not in models}
+        places = {key.namespace for key, found in self.models.items() if found.named is None}
+        self._installation.put(CUSTOMS, models, [found.tenant for found in tenants], fresh, places)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _read_model(self, found: Object) -> ModelObject | None:
+        """Once for each generation; one that is being deleted is gone."""
+        metadata = found["metadata"]
+        key = Key(metadata["namespace"], metadata["name"])
+        old = self._known(key)
+        uid, generation = metadata["uid"], metadata.get("generation", 0)
+        if "deletionTimestamp" in metadata:
+            return None
+        if old is None or old.uid != uid:
+            self._fresh[Origin(CUSTOMS, *key)] = found.get("status", {})
+            old = None
+        elif self._heard is not None:
+            status = StatusSeen(uid, int(metadata["resourceVersion"]), found.get("status", {}))
+            self._heard(Origin(CUSTOMS, *key), status)
+        shown = _shown(found)
+        if old is not None and old.generation == generation:
+            return old if old.shown == shown else old._replace(shown=shown)
+        said, wrong = self._said(found, "Model", {"name": key.name, "namespace": key.namespace})
+        spec = found.get("spec")
+        named = spec.get("installation") if isinstance(spec, dict) else None
+        named = named if isinstance(named, str) else None
+        if isinstance(said, Model):
+            model = replace(said, created_unix_s=created_unix_s(metadata), uid=uid)
+            return ModelObject(uid, generation, model, "", named, shown)
+        if old is not None and old.model is not None:
+            return old._replace(generation=generation, wrong=wrong, shown=shown)
+        return ModelObject(uid, generation, None, wrong, named, shown)
+
+    def _read_tenant(self, found: Object) -> TenantObject | None:
+        metadata = found["metadata"]
+        name, uid, generation = metadata["name"], metadata["uid"], metadata.get("generation", 0)
+        old = self.tenants.get(Key("", name))
+        if "deletionTimestamp" in metadata:
+            return None
+        if old is not None and old.uid == uid and old.generation == generation:
+            return old
+        said, wrong = self._said(found, "Tenant", {"name": name})
+        if isinstance(said, Tenant):
+            tenant = said
+        elif old is not None and old.uid == uid:
+            tenant = old.tenant
+        else:
+            tenant = Tenant(name=TenantName(name), spec=TenantSpec(models=()))
+        return TenantObject(uid, generation, created_unix_s(metadata), tenant, wrong)
+
+    def _said(self, found: Object, kind: str, metadata: Mapping[str, str]) -> tuple[Model | Tenant | None, str]:
+        """The document, or what is wrong with it."""
+        document = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": found.get("spec", {})}
+        try:
+            return self._parse(document), ""
+        except WrongKeyError as error:
+            wrong = one_line(f"{dotted(error.path)}: {error.message}")
+            whose = "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
+            _log.warning("not in force kind=%s name=%s error=%s", kind, whose, wrong)
+            return None, wrong
+
+    def _known(self, key: Key) -> ModelObject | None:
+        known = (watched.items.get(key) for watched in self._models)
+        return next((found for found in known if found is not None), None)
+
+
+def _shown(found: Object) -> str:
+    """The message of its condition ELSEWHERE."""
+    conditions = (found.get("status") or {}).get("conditions") or ()
+    return next((str(one.get("message", "")) for one in conditions if one.get("type") == ELSEWHERE), "")

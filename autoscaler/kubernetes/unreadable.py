@@ -1,0 +1,102 @@
+"""Objects of the API server that the watches of a process cannot read: the only record of them.
+
+Each watch reports its own objects, and several watches may follow the same one. Counts and listeners concern objects,
+not watches: an object that three watches cannot read is one object, and listeners hear of it once for each reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Container, Hashable, Iterator
+from typing import NamedTuple
+
+_log = logging.getLogger(__name__)
+
+REASON_CHARACTERS_MAX = 300
+"""Of why an object cannot be read, in the log and in Events."""
+
+
+class Unreadable(NamedTuple):
+    """An object that cannot be read. A field is empty if not even the metadata has it."""
+
+    kind: str
+    namespace: str
+    name: str
+    version: str
+    """resourceVersion."""
+    reason: str
+    api_version: str = ""
+    uid: str = ""
+
+
+Name = tuple[str, str]
+"""Namespace and name."""
+
+
+def report_fault(model: None, what: str, reason: str) -> None:
+    """Logs an exception that was contained, see `autoscaler.controller.loop.report_fault`."""
+    del model
+    _log.error("event=degraded in=%r error=%s", what, reason)
+
+
+def log_fault(what: str, reason: str) -> None:
+    """Logs the exception of a watch; empty: it works again."""
+    if reason:
+        report_fault(None, what, reason)
+
+
+class UnreadableObjects:
+    """Objects that no watch of this process can read, by watch."""
+
+    def __init__(self) -> None:
+        self.fault: Callable[[str, str], None] = log_fault
+        """Called with the name of a watch whose callback raised an exception, and with that; empty: it works again."""
+        self._watches: dict[Hashable, dict[Name, Unreadable]] = {}
+        self.listeners: list[Callable[[Unreadable], None]] = []
+        """Called for each object that became unreadable, or is unreadable for another reason."""
+
+    def __iter__(self) -> Iterator[Unreadable]:
+        """Each object once."""
+        objects = {(one.kind, *name): one for known in self._watches.values() for name, one in known.items()}
+        return iter(objects.values())
+
+    def add(self, watch: Hashable, found: Unreadable, path: str) -> None:
+        """Records, and logs once for each reason, that the watch (or list) of a path cannot read the object."""
+        known, name = self._watches.setdefault(watch, {}), (found.namespace, found.name)
+        found = found._replace(reason=found.reason[:REASON_CHARACTERS_MAX])
+        is_known = name in known and known[name].reason == found.reason
+        is_known_elsewhere = any(
+            name in other and (other[name].kind, other[name].reason) == (found.kind, found.reason)
+            for other in self._watches.values()
+        )
+        known[name] = found
+        if is_known:
+            return
+        _log.error(
+            "event=unreadable_object kind=%s namespace=%s name=%s path=%s reason=%r",
+            found.kind, found.namespace, found.name, path, found.reason,
+        )  # fmt: skip
+        if not is_known_elsewhere:
+            for listener in self.listeners:
+                listener(found)
+
+    def remove(self, watch: Hashable, namespace: str, name: str) -> None:
+        """The watch can read the object, or the object is deleted."""
+        known = self._watches.get(watch)
+        if known is not None:
+            known.pop((namespace, name), None)
+
+    def keep(self, watch: Hashable, names: Container[Name]) -> None:
+        """Forgets what else the watch reported: these objects are all that exist."""
+        known = {name: one for name, one in self._watches.pop(watch, {}).items() if name in names}
+        if known:
+            self._watches[watch] = known
+
+    def forget(self, watch: Hashable) -> None:
+        """The watch has ended."""
+        self._watches.pop(watch, None)
+
+    def counts(self) -> dict[str, int]:
+        """Kind -> number of objects."""
+        return dict(Counter(one.kind for one in self))

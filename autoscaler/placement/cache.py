@@ -1,0 +1,181 @@
+"""The Yard of a World, kept in step: from one look to the next only Slices are told on which something changed.
+
+Owns which changes of a World show on a Slice. Promises: its Yard is what a new one of the same World would be. It keeps
+the World it looked at last, and compares by identity: what was not replaced did not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TypeVar
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.index.residual_waste import Taught
+from autoscaler.placement.learning.expected_demand import Starts, Yet
+from autoscaler.placement.learning.training import taught
+from autoscaler.placement.model.bins import (
+    ENDING,
+    NOTHING_KEPT,
+    Look,
+    bare,
+    budget,
+    host_of,
+    look_at,
+    shelf_of,
+    slices_by_node,
+    trust_of,
+)
+from autoscaler.placement.model.types import Outlook, Shelf
+from autoscaler.state.images import Whereabouts
+from autoscaler.state.world import DeviceId, Replica, Slice, SliceId, World
+
+K = TypeVar("K")
+V = TypeVar("V")
+NOTHING: World = World(epoch=0)
+
+
+class Survey:
+    """Knows nothing at first."""
+
+    def __init__(self) -> None:
+        self._yard = Yard(())
+        self._look = look_at(NOTHING, 0.0)
+        self._taught: Taught | None = None
+        self._starts, self._yet = Starts({}), Yet()
+        self.outlook = Outlook(start_s=self._starts)
+        """As it is at the last look."""
+        self._ending: frozenset[SliceId] = frozenset()
+        """Slices whose room is counted on for a time only."""
+        self._beside: dict[DeviceId, list[SliceId]] = {}
+        self._images = Whereabouts()
+
+    def yard(
+        self,
+        world: World,
+        now_s: float,
+        leaving: Collection[ReplicaId] = (),
+        staying: Collection[ReplicaId] = (),
+        kept: Mapping[SliceId, str] = NOTHING_KEPT,
+    ) -> Yard:
+        """As it is now; good until the next call. `leaving`, `staying` and `kept`: see `look_at`."""
+        before = self._look
+        whole = before.whole if before.world.slices is world.slices else None
+        look = look_at(world, now_s, leaving, staying, whole=whole, kept=kept)
+        self._look = look
+        if before.world.lesson is not world.lesson:
+            self._taught = None if world.lesson is None else taught(world.lesson)
+            self._yard.teach(self._taught)
+        names = _otherwise(before.world, world)
+        self._starts.look(world.histories, names)
+        self._yet.look(world, names)
+        other = before.whole is not look.whole and before.whole != look.whole
+        hosts = _differ(before.world.hosts, world.hosts)
+        resized = any(not self._yard.admits(node, world.hosts.get(node)) for node in hosts)
+        if other or resized or _rebuilt(before, look):
+            self._begin(look)
+        else:
+            changed = self._changed(before, look)
+            for id in changed:
+                self._yard.put(bare(look, world.slices[id]))
+            self._yard.stir(world.slices if before.told != look.told else _stirred(before, look, names))
+            if world.hosts or hosts:
+                for node in ({world.slices[id].node for id in changed} & world.hosts.keys()) | hosts:
+                    there = node in world.hosts
+                    self._yard.put_host(node, host_of(look, node, self._yard.slices_of(node)) if there else None)
+        self._ending = frozenset(_slices_of(world, (r for r in world.replicas.values() if r.state in ENDING)))
+        seen: dict[SliceId, Shelf] = {}
+
+        def full(id: SliceId) -> Shelf:
+            if id not in seen:
+                seen[id] = shelf_of(look, world.slices[id])
+            return seen[id]
+
+        self._images.tell(world.images)
+        self._yard.locality.see(self._images)
+        self._yard.budget = partial(budget, look)
+        self._yard.yet = lambda victims: self._yet.now({*look.leaving, *victims}, look.staying)
+        self._yard.full, self._yard.models = full, world.by_model.keys()
+        self._yard.held = lambda replica: world.replicas[replica].slices
+        return self._yard
+
+    def _begin(self, look: Look) -> None:
+        slices = look.world.slices
+        self._beside = {}
+        for id, slice_ in slices.items():
+            self._beside.setdefault(slice_.device, []).append(id)
+        on, there = slices_by_node(look.world), look.world.hosts
+        hosts = {node: host_of(look, node, on.get(node, ())) for node in there}
+        self._yard = Yard((bare(look, slice_) for slice_ in slices.values()), hosts, self._taught)
+
+    def _changed(self, before: Look, look: Look) -> set[SliceId]:
+        """Slices that may be another Shelf than before."""
+        old, new = before.world, look.world
+        if old.cordons != new.cordons or old.cuttable is not new.cuttable or old.cutting is not new.cutting:
+            return set(new.slices)
+        found = set(_differ(old.slices, new.slices))
+        found |= _differ(old.by_slice, new.by_slice)
+        moved = _differ(old.replicas, new.replicas)
+        for name in _differ(old.models, new.models):
+            was, now = old.models.get(name), new.models.get(name)
+            if (was is None) != (now is None) or trust_of(was) != trust_of(now):
+                moved |= {*new.by_model.get(name, ())}
+        moved |= {*before.leaving, *before.staying, *look.leaving, *look.staying}
+        found |= {*_slices_of(new, (new.replicas[id] for id in moved if id in new.replicas))}
+        found |= self._ending
+        found |= {id for device in {*before.locked} ^ {*look.locked} for id in self._beside.get(device, ())}
+        found |= _differ(before.shut, look.shut)
+        return found & new.slices.keys()
+
+
+def _otherwise(old: World, new: World) -> set[ModelName]:
+    """Models of which anything is otherwise that those on a Slice depend on."""
+    names = _differ(old.models, new.models) | _differ(old.by_model, new.by_model)
+    names |= {name for name in _differ(old.loads, new.loads) if old.loads.get(name) != new.loads.get(name)}
+    names |= {
+        name for name in _differ(old.histories, new.histories) if old.histories.get(name) != new.histories.get(name)
+    }
+    moved = _differ(old.replicas, new.replicas)
+    return names | {world.replicas[id].model for world in (old, new) for id in moved if id in world.replicas}
+
+
+def _stirred(before: Look, look: Look, names: Iterable[ModelName]) -> Iterator[SliceId]:
+    """Slices of which somebody may be otherwise: more or less likely to go."""
+    world, ids = look.world, set[ReplicaId]()
+    if before.calls != look.calls:
+        both = before.calls.keys() | look.calls.keys()
+        ids |= {id for id in both if before.calls.get(id) != look.calls.get(id)}
+    for name in names:
+        ids.update(world.by_model.get(name, ()))
+    return _slices_of(world, (world.replicas[id] for id in ids if id in world.replicas))
+
+
+def _rebuilt(before: Look, look: Look) -> bool:
+    """Whether there are other Slices than before, or one is of another kind."""
+    old, new = before.world.slices, look.world.slices
+    if before.prices.entries != look.prices.entries:
+        return True
+    if old is new:
+        return False
+    differ = (id for id in _differ(old, new) if id in new)
+    return old.keys() != new.keys() or any(
+        _kind(old[id], before.prices.of(old[id])) != _kind(new[id], look.prices.of(new[id])) for id in differ
+    )
+
+
+def _kind(one: Slice, price: float) -> tuple[object, ...]:
+    size = one.memory_bytes, one.device_bytes, one.compute_percent
+    return (one.node, one.device, one.kind, one.product, one.isolation, one.shared, one.link, *size, price)
+
+
+def _differ(old: Mapping[K, V], new: Mapping[K, V]) -> set[K]:
+    """Keys of which the values are not the same, or that only one has."""
+    if old is new:
+        return set()
+    found = {key for key, value in new.items() if old.get(key) is not value}
+    return found | (old.keys() - new.keys())
+
+
+def _slices_of(world: World, replicas: Iterator[Replica]) -> Iterator[SliceId]:
+    return (id for replica in replicas for id in replica.slices if id in world.slices)

@@ -1,0 +1,207 @@
+"""Who makes room on one Slice, and what that costs; and of many Slices the one where it costs the least.
+
+Owns the order of victims (idle first, then low priority, then quick to start again, then few), the choice of the
+cheapest few on one Slice, and a search that works out no more Slices than it takes. Promises: nobody goes who need not.
+It asks nobody to leave; `autoscaler.planner.plan` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+from autoscaler.placement.model.predicates import evictable, takes
+from autoscaler.placement.model.types import Incumbent, Outlook, Shelf, Want
+from autoscaler.state.lanes import NO_ROOM, Room
+from autoscaler.state.world import SliceId
+
+FREE, LOCKED, COMING, EVICT = range(4)
+"""Rungs, cheapest first: room now (on some of several Devices); room now, but another Replica is starting there; room
+soon; room by victims."""
+COSTS: Final = 5
+"""So many parts of a `key` say what an Option costs others: the rung and `cost_of`."""
+TIES_MAX: Final = 64
+"""Of Slices that may cost the same, so many are compared by how tight it would be there."""
+
+Key = tuple[float | int | str, ...]
+
+
+class Option(NamedTuple):
+    """One way to make room for a Want on one Slice; the smallest `key` is the best."""
+
+    rung: int
+    key: Key
+    shelf: Shelf
+    need: Room
+    victims: tuple[Incumbent, ...] = ()
+    strangers: tuple[Incumbent, ...] = ()
+    """In its Domain, and gone before anything starts there: they leave, or are among the victims."""
+    wide: bool = False
+    """It waits for CPU or memory of its node: victims, and those who leave, may be on any Slice there."""
+
+
+def option(
+    want: Want,
+    shelf: Shelf,
+    outlook: Outlook,
+    now_s: float,
+    *,
+    away: int,
+    strangers: Sequence[Incumbent] = (),
+    those: Sequence[Incumbent] | None = None,
+) -> Option | None:
+    """The cheapest way to use this Slice; None: none now. `away`: what its node lacks; `strangers`: in its Domain, and
+    may not be there with the Want; `those`: who on it may have to go, the cheapest first, where that is known.
+    """
+    kind = want.kind
+    room, rank = takes(want, kind, shelf), kind.rank(shelf.slice.product)
+    if room is None or rank is None:
+        return None
+    chosen = tuple(one for one in strangers if not one.leaving)
+    if any(one.stuck for one in strangers) or not all(evictable(want, one, now_s) for one in chosen):
+        return None
+    soon = shelf.free.plus(shelf.coming)
+    going = sum_of(one for one in shelf.incumbents if one in chosen) if chosen else NO_ROOM
+    if not strangers and shelf.free.holds(room):
+        rung = LOCKED if shelf.locked else FREE
+    elif soon.plus(going).holds(room):
+        rung = EVICT if chosen else COMING
+    else:
+        lack, rung = room.less(soon.plus(going)), EVICT
+        if chosen or those is None:
+            rest = [one for one in shelf.incumbents if one not in chosen] if chosen else shelf.incumbents
+            more = victims(want, rest, lack, outlook, now_s)
+        else:
+            more = _first(those, lambda some: sum_of(some).holds(lack), outlook)
+        if not more:
+            return None
+        chosen += more
+    after = (shelf.free if rung <= LOCKED else soon).less(room)
+    tie = (shelf.slice.memory_bytes, shelf.slice.id)
+    key = (rung, *cost_of(chosen, outlook), shelf.locked, rank, shelf.price, away, after.memory_bytes, *tie)
+    return Option(rung, key, shelf, room, chosen, tuple(strangers))
+
+
+def willing(want: Want, shelf: Shelf, outlook: Outlook, now_s: float) -> tuple[Incumbent, ...]:
+    """Who on it may have to go, the cheapest first. It is the same for all Wants of one Model, priority and force."""
+    return _ordered([one for one in shelf.incumbents if evictable(want, one, now_s)], outlook)
+
+
+def victims(
+    want: Want, incumbents: Sequence[Incumbent], lack: Room, outlook: Outlook, now_s: float
+) -> tuple[Incumbent, ...]:
+    """The cheapest of these that make at least `lack`, the best one alone or the cheapest few; empty: none do."""
+    willing = [one for one in incumbents if evictable(want, one, now_s)]
+    return cheapest(willing, lambda some: sum_of(some).holds(lack), outlook)
+
+
+def cheapest(
+    willing: Sequence[Incumbent], enough: Callable[[Sequence[Incumbent]], bool], outlook: Outlook
+) -> tuple[Incumbent, ...]:
+    """Of these the best one alone that is `enough`, or the cheapest few; empty: all together are not."""
+    return _first(_ordered(willing, outlook), enough, outlook)
+
+
+def _ordered(those: Sequence[Incumbent], outlook: Outlook) -> tuple[Incumbent, ...]:
+    return tuple(sorted(those, key=lambda one: (*cost_of((one,), outlook), one.replica)))
+
+
+def _first(
+    candidates: Sequence[Incumbent], enough: Callable[[Sequence[Incumbent]], bool], outlook: Outlook
+) -> tuple[Incumbent, ...]:
+    """See `cheapest`; the candidates are in order."""
+    if not enough(candidates):
+        return ()
+    if len(candidates) == 1 or enough(candidates[:1]):
+        return tuple(candidates[:1])
+    few: list[Incumbent] = []
+    for incumbent in candidates:
+        few.append(incumbent)
+        if enough(few):
+            break
+    if len(few) == 1:
+        return tuple(few)
+    for incumbent in reversed(few[:-1]):
+        fewer = [other for other in few if other is not incumbent]
+        if enough(fewer):
+            few = fewer
+    alone = next(([one] for one in candidates if enough([one])), few)
+    return tuple(alone if cost_of(alone, outlook) < cost_of(few, outlook) else few)
+
+
+def cost_of(chosen: Sequence[Incumbent], outlook: Outlook) -> Key:
+    """(busy ones, highest priority, seconds to start them again, how many)."""
+    if len(chosen) == 1:
+        one = chosen[0]
+        return (int(one.busy), one.priority, outlook.restart_s(one.model), 1)
+    if not chosen:
+        return (0, 0, 0.0, 0)
+    restart_s = sum(outlook.restart_s(one.model) for one in chosen)
+    return (sum(one.busy for one in chosen), max(one.priority for one in chosen), restart_s, len(chosen))
+
+
+def sum_of(incumbents: Iterable[Incumbent]) -> Room:
+    """Their rooms together."""
+    memory_bytes = compute_percent = places = 0
+    for incumbent in incumbents:
+        memory_bytes += incumbent.room.memory_bytes
+        compute_percent += incumbent.room.compute_percent
+        places += incumbent.room.places
+    return Room(memory_bytes, compute_percent, places)
+
+
+class Search:
+    """The cheapest Option among Slices. How tight it would be is compared for TIES_MAX of those that cost the same, the
+    smallest. Only those are worked out whose `floors` are not above the best that is known; what is changed is worked
+    out again. The floors come in order, those that are alike by size and id.
+    """
+
+    def __init__(self, floors: Iterable[tuple[Key, SliceId]], work_out: Callable[[SliceId], Option | None]) -> None:
+        self._floors = iter(floors)
+        self._next = next(self._floors, None)
+        self._work_out = work_out
+        self._known: dict[SliceId, Option | None] = {}
+        self._heap: list[tuple[Key, SliceId]] = []
+        self._stale: set[SliceId] = set()
+
+    def change(self, id: SliceId) -> None:
+        """That Slice is not what it was."""
+        if id in self._known:
+            self._stale.add(id)
+
+    def look(self, id: SliceId) -> None:
+        """The same, and it may cost less than its floor, or have had none."""
+        self._stale.add(id)
+
+    def best(self) -> Option | None:
+        """The cheapest now; None: there is none."""
+        for id in sorted(self._stale):
+            self._add(id)
+        self._stale.clear()
+        ties = 0
+        while self._next is not None:
+            lowest, id = self._next
+            found = self._first()
+            if found is not None:
+                known = found.key[: len(lowest)]
+                ties += lowest == known
+                if lowest > known or ties > TIES_MAX:
+                    return found
+            self._next = next(self._floors, None)
+            self._add(id)
+        return self._first()
+
+    def _add(self, id: SliceId) -> None:
+        found = self._known[id] = self._work_out(id)
+        if found is not None:
+            heappush(self._heap, (found.key, id))
+
+    def _first(self) -> Option | None:
+        while self._heap:
+            key, id = self._heap[0]
+            found = self._known[id]
+            if found is not None and found.key == key:
+                return found
+            heappop(self._heap)
+        return None

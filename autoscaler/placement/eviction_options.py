@@ -1,0 +1,290 @@
+"""Ways to have a Want placed where there is no room now: to wait for who leaves, or to have somebody leave.
+
+Owns the search for the cheapest of them, an Option for each Device, over a Yard as it is supposed to be by now
+(`autoscaler.placement.overlay`), and keeps what it worked out until that is void. What an Option is, and what it costs,
+is `autoscaler.placement.eviction`'s. It asks nobody to leave; `autoscaler.placement.packer` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from autoscaler.contract import ModelName
+from autoscaler.placement.eviction import COMING, COSTS, EVICT, LOCKED, TIES_MAX, Key, Option, Search, option, willing
+from autoscaler.placement.hosting import hosted
+from autoscaler.placement.index.arrays import Flags
+from autoscaler.placement.index.elastic import Budget
+from autoscaler.placement.index.request import LACKS, NEVER
+from autoscaler.placement.index.residual_waste import Ints
+from autoscaler.placement.index.victims import Grade
+from autoscaler.placement.model.tenant_isolation import domain_of
+from autoscaler.placement.model.topology import Team, team
+from autoscaler.placement.model.types import Choice, Force, Incumbent, Outlook, Shelf, Want
+from autoscaler.placement.overlay import Supposed
+from autoscaler.state.lanes import Kind
+from autoscaler.state.world import SliceId
+
+LOOKED_AT: Final = 2 * TIES_MAX
+"""Of Slices that may cost the least, so many are put in order at first."""
+
+
+class Ways:
+    """Of one call of the packer."""
+
+    def __init__(self, supposed: Supposed, outlook: Outlook, now_s: float) -> None:
+        self._supposed, self._yard = supposed, supposed.yard
+        self._now_s = now_s
+        self._outlook = outlook
+        self._known: dict[Want, dict[SliceId, Option | None]] = {}
+        """Options by everything of a Want that they depend on (`_alike`), as all that follows."""
+        self._searches: dict[Want, Search] = {}
+        self._grades: dict[tuple[ModelName, int, Force], Grade] = {}
+        """By what of a Want decides who may have to go; as they were at first: who leaves later makes it no cheaper."""
+        self._willing: dict[tuple[ModelName, int, Force], dict[SliceId, tuple[Incumbent, ...]]] = {}
+        self._could: dict[tuple[Kind, Choice], Flags] = {}
+        self._none: set[Want] = set()
+        """For whom there is no way, while nothing is otherwise."""
+        self._soon: Ints | None = None
+        """[3, lanes]: see Roster."""
+        self._otherwise: set[SliceId] = set()
+        """Those that are otherwise than it says."""
+        supposed.listeners.append(self)
+
+    def forget(self, ids: Iterable[SliceId]) -> None:
+        """These are otherwise now."""
+        self._none.clear()
+        for id in ids:
+            self._otherwise.add(id)
+            for known in self._known.values():
+                known.pop(id, None)
+            for search in self._searches.values():
+                search.change(id)
+
+    def reconsider(self, ids: Iterable[SliceId]) -> None:
+        """What their node has beside them is, too."""
+        ids = frozenset(ids)
+        self._none.clear()
+        for known in self._known.values():
+            for id in ids:
+                known.pop(id, None)
+        for alike, search in self._searches.items():
+            for id in self._among(ids, alike):
+                search.look(id)
+
+    def cheapest(self, want: Want, budget: Callable[[], Budget]) -> tuple[Option, ...] | None:
+        """The Options to take, one per Device; None: there is no way now. What an elastic Want is promised is all that
+        it asks for, or the least with which it makes do where that costs others less.
+        """
+        if want.devices > 1:
+            return self._team(self._alike(want))
+        asked, least = want.memory_bytes, want.least.memory_bytes
+        found = self._one(want.granted(asked))
+        if found is not None and found.rung < EVICT:
+            return (found,)
+        if least < asked and budget().allows(asked, least):
+            less = self._one(want.least)
+            if less is not None and (found is None or less.key[:COSTS] < found.key[:COSTS]):
+                budget().add(asked, least)
+                return (less,)
+        return None if found is None else (found,)
+
+    def _one(self, want: Want) -> Option | None:
+        alike = self._alike(want)
+        if alike in self._none:
+            return None
+        found = self._any(alike)
+        if found is None:
+            self._none.add(alike)
+        return found
+
+    def _any(self, want: Want) -> Option | None:
+        """`want`: for all that are alike."""
+        yard, kind, choice = self._yard, want.kind, want.choice
+        soon = {*yard.soon(want.trust), *self._emptying(want)}
+        coming = self._among(soon, want)
+        for rung, ids in ((LOCKED, yard.locked(kind, choice)), (COMING, coming)):
+            options = (one for one in self._options(want, ids) if one.rung <= rung)
+            found = min(options, key=lambda one: one.key, default=None)
+            if found is not None:
+                return found
+        return self._search(want).best() if want.force > Force.NONE else None
+
+    def _emptying(self, want: Want) -> Iterator[SliceId]:
+        """Slices of nodes that lack CPU or memory for it, and on which somebody leaves who has some."""
+        nodes = {*self._yard.emptying, *self._supposed.hosts} if self._yard.hosts else ()
+        for node in nodes:
+            host = self._supposed.host(node)
+            if host is not None and any(host.coming) and not host.left.holds(want.beside):
+                yield from self._yard.slices_of(node)
+
+    def _search(self, want: Want) -> Search:
+        """Among all Slices that could hold it, were nobody there."""
+        if want not in self._searches:
+            self._searches[want] = Search(self._floors(want), partial(self._option, want))
+        return self._searches[want]
+
+    def _floors(self, want: Want) -> Iterator[tuple[Key, SliceId]]:
+        """Of the Slices on which somebody may have to go for it: no `key` of an Option with victims there is below.
+        Cheapest first; those that are alike by size and id.
+        """
+        yard, stock, ask, grade = self._yard, self._yard.stock, self._yard.ask(want.kind), self._graded(want)
+        at, lane_of, lacks = grade.lanes, stock.lane_of[grade.lanes], yard.locality.lacks(want.supplies)
+        there, held = self._at_most(want, grade)[at], stock.held[at]
+        away = np.zeros(len(at), np.int64) if lacks is None else lacks[stock.node_of[at]]
+        cost = ((2 * grade.cost + held) * len(ask.liking) + ask.liking[lane_of]) * LACKS + away
+        open_, numbers = self._possible(want), np.full(len(stock.node_of), NEVER, np.int64)
+        numbers[at] = np.where(there, cost, NEVER)
+        numbers[self._odd(want)] = -1  # who must go may be cheap, and on another Slice
+        numbers[~open_] = NEVER
+        places = np.zeros(len(numbers), np.int64)
+        places[at] = np.arange(len(at))
+        for number in _in_order(numbers, yard.by_size):
+            id = yard.id_of(number)
+            if numbers[number] < 0:
+                yield (EVICT,), id
+                continue
+            one, lane = int(places[number]), stock.lanes[stock.lane_of[number]]
+            cost_s = int(grade.busy[one]), int(grade.priority[one]), float(grade.restart_s[one]), 1
+            locked, rank = bool(held[one]), want.kind.rank(lane.product) or 0
+            yield (EVICT, *cost_s, locked, rank, lane.price, int(away[one])), id
+
+    def _odd(self, want: Want) -> Flags:
+        """[lanes]: where who must go may be on another Slice: for CPU or memory of the node, or because of whom it is
+        for.
+        """
+        yard = self._yard
+        odd = np.zeros(len(yard.stock.node_of), bool)
+        if any(want.beside):
+            short = yard.short(want.beside)
+            for node, host in self._supposed.hosts.items():
+                short[yard.number_of(node)] = not host.soon.holds(want.beside)
+            odd |= short[yard.stock.node_of]
+        return odd | yard.company.strange(want.trust) if want.trust else odd
+
+    def _at_most(self, want: Want, grade: Grade) -> Flags:
+        """[lanes]: where what is free or coming, and all who may have to go, make room enough."""
+        yard, lane_of, ask = self._yard, self._yard.stock.lane_of, self._yard.ask(want.kind)
+        room = self._room_soon().copy()
+        room[:, grade.lanes] += grade.rooms
+        there: Flags = (
+            (room[0] >= ask.memory[lane_of]) & (room[1] >= ask.compute[lane_of]) & (room[2] >= yard.roster.few)
+        )
+        return there
+
+    def _room_soon(self) -> Ints:
+        """[3, lanes]: what is free or coming by now."""
+        if self._soon is None:
+            self._soon = self._yard.roster.soon.copy()
+        for id in self._otherwise:
+            shelf, at = self._supposed.shelf(id), self._yard.lane_at(id)
+            if at is not None:
+                self._soon[:, at] = shelf.free.plus(shelf.coming)
+        self._otherwise.clear()
+        return self._soon
+
+    def _graded(self, want: Want) -> Grade:
+        key = _grade(want)
+        if key not in self._grades:
+            if not self._grades:
+                self._yard.look(self._outlook)
+            self._grades[key] = self._yard.roster.grade(want, self._now_s, self._supposed.gone)
+        return self._grades[key]
+
+    def _alike(self, want: Want) -> Want:
+        """The same for all Wants that have the same Options."""
+        model = want.model if self._yard.is_here(want.model) else ModelName("")
+        artifact, image, _ = self._yard.locality.known(want.supplies)
+        alike = want._replace(model=model, artifact=artifact, image=image, spread=None)
+        return alike._replace(ordinal=0, unserved_since_s=0.0, reason="")
+
+    def _possible(self, want: Want) -> Flags:
+        """[lanes]: those that could hold it, were nobody there."""
+        key = want.kind, want.choice
+        if key not in self._could:
+            self._could[key] = self._yard.possible(*key)
+        return self._could[key]
+
+    def _among(self, ids: Iterable[SliceId], want: Want) -> list[SliceId]:
+        """Those of them."""
+        could = self._possible(want)
+        return [id for id in ids if (at := self._yard.lane_at(id)) is not None and could[at]]
+
+    def _options(self, want: Want, ids: Iterable[SliceId]) -> Iterator[Option]:
+        """The cheapest Option of each of these Slices that has one."""
+        known = self._known.setdefault(want, {})
+        for id in ids:
+            if id not in known:
+                known[id] = self._option(want, id)
+            found = known[id]
+            if found is not None:
+                yield found
+
+    def _team(self, want: Want) -> tuple[Option, ...] | None:
+        """The node whose `devices` cheapest Devices are the cheapest together; or the link of one, if it needs one."""
+        by_team: dict[Team, list[Option]] = {}
+        for one in self._options(want, self._members(want)):
+            by_team.setdefault(team(one.shelf.slice, want.link), []).append(one)
+        found = (
+            self._hosted(want, sorted(options, key=lambda o: o.key)[: want.devices])
+            for options in by_team.values()
+            if len(options) >= want.devices
+        )
+        ways = filter(None, found)
+        return min(ways, key=lambda way: (way[-1].rung, *(o.key for o in reversed(way))), default=None)
+
+    def _members(self, want: Want) -> Iterator[SliceId]:
+        """Of nodes on which enough Slices may have an Option, those Slices; of no others there is a team."""
+        yard = self._yard
+        at = np.flatnonzero(self._at_most(want, self._graded(want)) & self._possible(want))
+        nodes = yard.stock.node_of[at]
+        return map(yard.id_of, at[np.bincount(nodes)[nodes] >= want.devices].tolist())
+
+    def _hosted(self, want: Want, team: Sequence[Option]) -> tuple[Option, ...] | None:
+        node = team[0].shelf.slice.node
+        host = self._supposed.host(node)
+        if host is None:
+            return tuple(team)
+        return hosted(want, team, host, self._supposed.around(node), outlook=self._outlook, now_s=self._now_s)
+
+    def _option(self, want: Want, id: SliceId) -> Option | None:
+        """The cheapest way to use this Slice; None: none now. Of several, what they need beside them is not in it."""
+        shelf, yard = self._supposed.shelf(id), self._yard
+        if want.trust and yard.company.expects_stranger(domain_of(shelf.slice), want.trust):
+            return None
+        strangers = self._supposed.strangers(want, shelf.slice) if want.trust else ()
+        away = yard.locality.lack(want.supplies, shelf.slice.node)
+        those = None if self._supposed.is_changed(id) else self._those(want, shelf)
+        found = option(want, shelf, self._outlook, self._now_s, away=away, strangers=strangers, those=those)
+        if found is None or want.devices > 1:
+            return found
+        with_host = self._hosted(want, (found,))
+        return None if with_host is None else with_host[0]
+
+    def _those(self, want: Want, shelf: Shelf) -> tuple[Incumbent, ...]:
+        """Who on a Slice that is as at first may have to go, the cheapest first."""
+        known = self._willing.setdefault(_grade(want), {})
+        if shelf.slice.id not in known:
+            known[shelf.slice.id] = willing(want, shelf, self._outlook, self._now_s)
+        return known[shelf.slice.id]
+
+
+def _grade(want: Want) -> tuple[ModelName, int, Force]:
+    """What of it decides who may have to go."""
+    return want.model, want.priority, want.force
+
+
+def _in_order(numbers: Ints, by_size: Ints) -> Iterator[int]:
+    """[lanes] -> those that are not NEVER, the lowest first, those that are alike as in `by_size`. Sorted only as far
+    as somebody looks, who seldom looks far.
+    """
+    at = by_size[numbers[by_size] < NEVER]
+    left, many = numbers[at], LOOKED_AT
+    while len(at):
+        most = np.partition(left, many - 1)[many - 1] if many < len(at) else NEVER
+        now = left <= most
+        yield from at[now][np.argsort(left[now], kind="stable")].tolist()
+        at, left, many = at[~now], left[~now], many * 8

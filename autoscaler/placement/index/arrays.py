@@ -1,0 +1,350 @@
+"""All nodes with what is left of them, as arrays, and for each request which node and lanes are best for it.
+
+Owns the arrays, feasibility, and what keeps a choice cheap: for each Form of request a row of scores, of which only
+nodes that changed since are scored again. Promises: nothing is ever over-committed (amounts are exact; milli only
+score); a row is what it would be if it were made anew; the lowest tier wins, then the highest score
+(`autoscaler.placement.index.lrv`), then the first node in order, so that room stays in one piece, then the tightest
+lane. It knows no Replica or Model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoscaler.placement.index import lrv, teams
+from autoscaler.placement.index.lrv import Part
+from autoscaler.placement.index.request import Ask, Form
+from autoscaler.placement.index.residual_waste import IDLE, WHOLE, Ints, Taught, level
+from autoscaler.placement.index.stocknodes import Load, Node, Place, checked
+from autoscaler.state.lanes import Lane, Room
+
+Flags = NDArray[np.bool_]
+ROWS_MAX: Final = 512
+"""Forms whose scores are kept; the longest unused are forgotten."""
+_TIER, _SCORE, _LEFT = 42, 22, 12
+"""Where these begin in a key, in bits: what is higher counts more. The rest is the lane's number, the lowest first."""
+_LAST = (1 << _LEFT) - 1
+_LOWEST: Final = -(1 << 60)
+"""Below every score."""
+
+
+class Stock:
+    """Empty and open at first. `nodes` in the order in which ties are decided. Raises ValueError for what no node is
+    like.
+    """
+
+    def __init__(self, nodes: Sequence[Node], taught: Taught) -> None:
+        self.nodes = tuple(nodes)
+        for node in self.nodes:
+            checked(node)
+        self.lanes = tuple(dict.fromkeys(lane for node in self.nodes for lane in node.lanes))
+        """The different ones; an Ask speaks of these."""
+        numbers = {lane: number for number, lane in enumerate(self.lanes)}
+        all_lanes = [lane for node in self.nodes for lane in node.lanes]
+        counts = np.array([len(node.lanes) for node in self.nodes], np.int64)
+        self.lane_of: Ints = np.array([numbers[lane] for lane in all_lanes], np.int64)
+        """[lanes]: which of the different ones; all arrays below are [lanes] or [nodes], too."""
+        self.node_of: Ints = np.repeat(np.arange(len(self.nodes)), counts)
+        self.counts: Ints = counts
+        self.first: Ints = counts.cumsum() - counts
+        self.size_bytes: Ints = np.array([lane.memory_bytes for lane in all_lanes], np.int64)
+        self.left_bytes: Ints = self.size_bytes.copy()
+        self.left_percent: Ints = np.array([lane.compute_percent for lane in all_lanes], np.int64)
+        self.shut: Flags = np.zeros(len(all_lanes), bool)
+        """Not to be used, for as long as nobody says otherwise: what is left there is worth nothing."""
+        self.held: Flags = np.zeros(len(all_lanes), bool)
+        """Not to be used just now."""
+        self._open: Flags = np.ones(len(all_lanes), bool)
+        self.milli: Ints = np.full(len(all_lanes), WHOLE, np.int64)
+        """What is left; -1 where it is shut."""
+        self.level: Ints = np.full(len(all_lanes), IDLE, np.int64)
+        """As tables know it."""
+        self.cpu: Ints = np.array([node.cpu_milli for node in self.nodes], np.int64)
+        self.cpu_size: Ints = self.cpu.copy()
+        self.host_bytes: Ints = np.array([node.host_bytes for node in self.nodes], np.int64)
+        self.host_size: Ints = self.host_bytes.copy()
+        self._numbers = np.arange(len(all_lanes), dtype=np.int64) - self.first[self.node_of]
+        self._links = teams.links([node.links for node in self.nodes], counts.tolist())
+        self._leading = np.array([_leading(node, numbers) for node in self.nodes], np.int64)
+        self._rows: dict[Form, _Row] = {}
+        self._version = 0
+        self._changed: Ints = np.zeros(len(self.nodes), np.int64)
+        """[nodes]: the version since which each is as it is."""
+        self._before: dict[int, _Before] | None = None
+        """How nodes were that changed since the mark; None: there is none."""
+        self.teach(taught)
+
+    def teach(self, taught: Taught) -> None:
+        """What room is worth from now on."""
+        self._tables = taught.tables
+        known = {face: number for number, face in enumerate(taught.faces)}
+        self.classes: Ints = np.array([known.get(node.face, len(known)) for node in self.nodes], np.int64)
+        self._rows.clear()
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    def choose(
+        self,
+        ask: Ask,
+        ok: Flags | None = None,
+        lacks: Ints | None = None,
+        free: Flags | None = None,
+        crowd: Ints | None = None,
+        *,
+        must: Ints | None = None,
+    ) -> Place | None:
+        """The best place for it; None: it fits nowhere now. `ok` [nodes]: where it may be; `lacks`, `crowd`: see
+        `Ask.tiers`; `free` [lanes]: those that it may have; `must`: see `teams.best`.
+        """
+        row = self._rows.pop(ask.form, None) or _Row(self, ask.form)
+        self._rows[ask.form] = row  # the last used is the last
+        if len(self._rows) > ROWS_MAX:
+            del self._rows[next(iter(self._rows))]
+        self._refresh(row)
+        fits = (self.cpu >= ask.form.cpu_milli) & (self.host_bytes >= ask.host_bytes)
+        if ok is not None:
+            fits &= ok
+        if ask.form.devices == 0:
+            return self._node(np.where(fits, row.scores, _LOWEST))
+        lanes = self.fitting(ask) & fits[self.node_of]
+        if free is not None:
+            lanes &= free
+        if not lanes.any():
+            return None
+        flat = ask.flat and lacks is None and crowd is None
+        tiers = None if flat else ask.tiers(lacks, self.lane_of, self.node_of, crowd)
+        if ask.form.devices > 1:
+            return self._several(ask.form.devices, lanes, tiers, row.scores, must)
+        if tiers is not None and ask.wide:
+            lanes, tiers = lanes & (tiers == tiers[lanes].min()), None
+        scores = row.scores if tiers is None else row.scores - (tiers << _TIER)
+        keys = np.where(lanes, scores, np.iinfo(np.int64).min)
+        best = int(((keys >> _SCORE) == keys.max() >> _SCORE).argmax())
+        node = int(self.node_of[best])
+        here = self._span(node)
+        return Place(node, (int(keys[here].argmax()),))
+
+    def granted(self, ask: Ask, place: Place) -> int:
+        """How many bytes are best for one that was just chosen a Place for: all that it asked for, with what it makes
+        do, or all that is left where that is between.
+        """
+        at = int(self.first[place.node]) + place.lanes[0]
+        lane, left = self.lane_of[at], int(self.left_bytes[at])
+        most, least = int(ask.most[lane]), int(ask.memory[lane])
+        return left if left < most else least if ask.form.least and self._rows[ask.form].less[at] else most
+
+    def unneeded(self, place: Place) -> int:
+        """How many bytes of what is left of its one lane others are not expected to use."""
+        at = int(self.first[place.node]) + place.lanes[0]
+        milli = lrv.needed(self._tables, self.part(np.array([place.node])), place.lanes[0])
+        return max(0, int(self.left_bytes[at]) - -(-milli * int(self.size_bytes[at]) // WHOLE))
+
+    def fitting(self, ask: Ask, *, held: bool = False) -> Flags:
+        """[lanes]: those with enough for one of its parts, now; or those that are `held`."""
+        enough = ask.memory[0] if ask.flat else ask.memory[self.lane_of]
+        fits: Flags = (self.left_bytes >= enough) & ((self.held & ~self.shut) if held else self._open)
+        return fits & (self.left_percent >= ask.compute[self.lane_of]) if ask.computes else fits
+
+    def _node(self, scores: Ints) -> Place | None:
+        best = int(scores.argmax()) if len(scores) else -1
+        return None if best < 0 or scores[best] == _LOWEST else Place(best, ())
+
+    def _several(self, devices: int, lanes: Flags, tiers: Ints | None, scores: Ints, must: Ints | None) -> Place | None:
+        """The node whose `devices` best lanes are of the lowest tier; of no higher one those that a link joins."""
+        if tiers is None:
+            tiers = np.zeros(len(lanes), np.int64)
+        found = teams.best(devices, lanes, tiers, scores, self.node_of, link_of=self._links, must=must)
+        if found is None:
+            return None
+        node = int(self.node_of[found[0]])
+        return Place(node, tuple(sorted(int(one) for one in found - self.first[node])))
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def take(self, place: Place, load: Load) -> None:
+        """Raises ValueError where that would be more than there is."""
+        self._move(place, load, 1)
+
+    def give_back(self, place: Place, load: Load) -> None:
+        """What `take` took. Raises ValueError where that would be more than there ever was."""
+        self._move(place, load, -1)
+
+    def set(self, node: int, lane: int, left: Room, *, shut: bool, held: bool) -> None:
+        """How one lane is, whatever it was."""
+        at = int(self.first[node]) + lane
+        told = left.memory_bytes, left.compute_percent, shut, held
+        before = self.left_bytes[at], self.left_percent[at], self.shut[at], self.held[at]
+        if before == told:
+            return
+        self._remember(node)
+        self.left_bytes[at], self.left_percent[at], self.shut[at], self.held[at] = told
+        self._open[at] = not shut and not held
+        if before[:3] != told[:3]:
+            self._settle(node)
+
+    def set_host(self, node: int, cpu_milli: int, host_bytes: int) -> None:
+        """What is left of a node beside its lanes."""
+        if (self.cpu[node], self.host_bytes[node]) != (cpu_milli, host_bytes):
+            self._remember(node)
+            self.cpu[node], self.host_bytes[node] = cpu_milli, host_bytes
+            self._touch(node)
+
+    def set_there(self, node: int, *, there: bool) -> None:
+        """Whether a node without lanes is there: if not, it has less than nobody asks for."""
+        one = self.nodes[node]
+        self.cpu_size[node], self.host_size[node] = (one.cpu_milli, one.host_bytes) if there else (-1, -1)
+        self.set_host(node, int(self.cpu_size[node]), int(self.host_size[node]))
+
+    def mark(self) -> None:
+        """The moment to `rewind` to."""
+        self._before = {}
+
+    def rewind(self) -> None:
+        """Everything is as it was at the mark, and there is none any more."""
+        for node, before in (self._before or {}).items():
+            here = self._span(node)
+            self.left_bytes[here], self.left_percent[here] = before.left_bytes, before.left_percent
+            self.shut[here], self.held[here] = before.shut, before.held
+            self._open[here] = ~(before.shut | before.held)
+            self.cpu[node], self.host_bytes[node] = before.cpu, before.host_bytes
+            self._settle(node)
+        self._before = None
+
+    def _move(self, place: Place, load: Load, sign: int) -> None:
+        node, many = place.node, len(place.lanes)
+        lanes = self.nodes[node].lanes
+        once = many == len(set(place.lanes)) == len(load.rooms)
+        if not once or not all(0 <= lane < len(lanes) for lane in place.lanes):
+            raise ValueError(f"{place} is no place for {load} on node {self.nodes[node].name}")
+        here = self._span(node)
+        memory, percent = self.left_bytes[here].copy(), self.left_percent[here].copy()
+        for lane, room in zip(place.lanes, load.rooms, strict=True):
+            memory[lane] -= sign * room.memory_bytes
+            percent[lane] -= sign * room.compute_percent
+        cpu, host = self.cpu[node] - sign * load.cpu_milli, self.host_bytes[node] - sign * load.host_bytes
+        most = self.nodes[node].cpu_milli, self.nodes[node].host_bytes
+        amounts = [*load[1:], *(amount for room in load.rooms for amount in room)]
+        right = min(amounts) >= 0 and 0 <= cpu <= most[0] and 0 <= host <= most[1]
+        right = right and bool((memory >= 0).all() and (memory <= self.size_bytes[here]).all())
+        if not right or not all(0 <= percent[at] <= lanes[at].compute_percent for at in place.lanes):
+            raise ValueError(f"{load} does not fit on node {self.nodes[node].name}")
+        self._remember(node)
+        self.left_bytes[here], self.left_percent[here] = memory, percent
+        self.cpu[node], self.host_bytes[node] = cpu, host
+        self._settle(node)
+
+    def _remember(self, node: int) -> None:
+        if self._before is None or node in self._before:
+            return
+        here = self._span(node)
+        left, shut = (self.left_bytes[here].copy(), self.left_percent[here].copy()), self.shut[here].copy()
+        hosts = int(self.cpu[node]), int(self.host_bytes[node])
+        self._before[node] = _Before(*left, shut, self.held[here].copy(), *hosts)
+
+    def _settle(self, node: int) -> None:
+        """What follows from what is left of it."""
+        here = self._span(node)
+        milli = WHOLE * self.left_bytes[here] // self.size_bytes[here]
+        self.milli[here] = left = np.where(self.shut[here], -1, milli)
+        self.level[here] = IDLE if (left == WHOLE).all() else level(left)
+        self._touch(node)
+
+    def _touch(self, node: int) -> None:
+        """Its scores are void."""
+        self._version += 1
+        self._changed[node] = self._version
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def _span(self, node: int) -> slice:
+        begin = int(self.first[node])
+        return slice(begin, begin + len(self.nodes[node].lanes))
+
+    def _lanes_at(self, nodes: Ints) -> Ints:
+        """Of these nodes, in order: where their lanes are in the arrays."""
+        if len(nodes) == 1:
+            here = self._span(int(nodes[0]))
+            return np.arange(here.start, here.stop)
+        wanted = np.zeros(len(self.nodes), bool)
+        wanted[nodes] = True
+        return np.flatnonzero(wanted[self.node_of])
+
+    def part(self, nodes: Ints) -> Part:
+        """These nodes, in order, for a score."""
+        at = self._lanes_at(nodes)
+        return Part(
+            at=at,
+            left=self.milli[at],
+            level=self.level[at],
+            seat=np.repeat(np.arange(len(nodes)), self.counts[nodes]),
+            counts=self.counts[nodes],
+            cpu=self.cpu[nodes],
+            cpu_size=self.cpu_size[nodes],
+            classes=self.classes[nodes],
+        )
+
+    def _refresh(self, row: _Row) -> None:
+        if row.version == self._version:
+            return
+        nodes = np.flatnonzero(self._changed > row.version)
+        row.version = self._version
+        form, part = row.form, self.part(nodes)
+        at = part.at
+        if form.devices == 1:
+            milli = np.array((*form.milli, 0), np.int64)  # the last is that of nodes without lanes
+            taken = milli[self._leading[nodes]]
+            if form.least:
+                scores = self._elastic(row, part, milli[self.lane_of[at]], nodes)
+            else:
+                scores = lrv.of_lanes(self._tables, part, milli[self.lane_of[at]], taken, form.cpu_milli)
+            row.scores[at] = (scores << _SCORE) + ((WHOLE - self.milli[at]) << _LEFT) + _LAST - self._numbers[at]
+            return
+        idle = (self.milli[at] == WHOLE).astype(np.int64)
+        chosen = idle * (part.ranks(idle) <= form.devices)
+        scores = lrv.of_nodes(self._tables, part, chosen, form.cpu_milli)
+        row.scores[nodes] = scores << _SCORE
+
+    def _elastic(self, row: _Row, part: Part, milli: Ints, nodes: Ints) -> Ints:
+        """[lanes] -> the score with all that it asked for, or all that is left if that is less; or with what it makes
+        do, where that is better.
+        """
+        cpu_milli, lanes, leading = row.form.cpu_milli, self.lane_of[part.at], self._leading[nodes]
+        all_, less = np.array((*row.form.milli, 0), np.int64), np.array((*row.form.least, 0), np.int64)
+        short = np.maximum(milli - part.left, 0)
+        most = lrv.of_lanes(self._tables, part, milli, all_[leading], cpu_milli, forgone=short)
+        least = lrv.of_lanes(self._tables, part, less[lanes], less[leading], cpu_milli, forgone=milli - less[lanes])
+        row.less[part.at] = (least > most) & (short == 0)
+        found: Ints = np.where(row.less[part.at], least, most)
+        return found
+
+
+class _Before(NamedTuple):
+    """How one node was."""
+
+    left_bytes: Ints
+    left_percent: Ints
+    shut: Flags
+    held: Flags
+    cpu: int
+    host_bytes: int
+
+
+class _Row:
+    """One Form's scores, and at which version of the Stock they were right."""
+
+    def __init__(self, stock: Stock, form: Form) -> None:
+        self.form = form
+        self.scores: Ints = np.zeros(len(stock.node_of if form.devices == 1 else stock.nodes), np.int64)
+        """[lanes], or [nodes] for who takes several or none."""
+        self.less: Flags = np.zeros(len(self.scores) if form.least else 0, bool)
+        """[lanes]: where an elastic one is better with what it makes do."""
+        self.version = -1
+
+
+def _leading(node: Node, numbers: dict[Lane, int]) -> int:
+    """Its largest lane: what a request takes of a node is about what it takes of that; -1: it has none."""
+    return numbers[max(node.lanes, key=lambda lane: lane.memory_bytes)] if node.lanes else -1

@@ -1,0 +1,398 @@
+"""All Slices as the packer searches them: kept from one call to the next, and told of what changed.
+
+Owns the way from a Slice to its lane in the Stock and back, and what is known of nodes: who may be there, which have
+weights and images, what CPU and memory they have. Promises: what it answers is what a new one of the same Shelves
+would. A call of the packer leaves it as it was. It chooses nothing; `autoscaler.placement.packer` does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.placement.index.arrays import Flags, Stock
+from autoscaler.placement.index.elastic import Budget
+from autoscaler.placement.index.locality import Locality
+from autoscaler.placement.index.node_filter import Admitting
+from autoscaler.placement.index.request import Ask, ask_of
+from autoscaler.placement.index.residual_waste import Ints, Taught, untaught
+from autoscaler.placement.index.stocknodes import LANES_MAX, PERCENT_MAX, Node, Place, load_of
+from autoscaler.placement.index.teams import numbered
+from autoscaler.placement.index.topology import Crowds
+from autoscaler.placement.index.victims import Roster
+from autoscaler.placement.model.tenant_isolation import Company, Trust, domain_of, domains
+from autoscaler.placement.model.topology import join
+from autoscaler.placement.model.types import Choice, Incumbent, Outlook, Shelf, Spread, Supplies
+from autoscaler.placement.whynot import WhyNot
+from autoscaler.state.lanes import NO_ROOM, Kind, Link, Room
+from autoscaler.state.resources import BYTES_MAX, NOTHING, Beside, Host
+from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
+
+ASKS_MAX: Final = 4096
+"""Kinds that are kept as numbers."""
+GONE_MAX: Final = 256
+"""Nodes that are kept for when they come back."""
+ANY_SIZE: Final = dict.fromkeys(range(50, 1001, 50), 1.0)
+"""What is taken to be asked for, in milli, where nobody knows."""
+
+
+def _told(slice_: Slice) -> tuple[object, ...]:
+    """What is known of its node."""
+    return slice_.labels, slice_.labels_known, slice_.labels_coming, slice_.taints
+
+
+def _can_be(slice_: Slice) -> bool:
+    return 0 < slice_.memory_bytes <= BYTES_MAX and 0 <= slice_.compute_percent <= PERCENT_MAX
+
+
+@cache
+def innocent() -> Taught:
+    """What room is worth before anything is known of demand."""
+    return untaught(ANY_SIZE)
+
+
+class Yard:
+    """A Slice that cannot be (without memory, or with more than there is anywhere) is left out: nothing is put there.
+    Raises ValueError where two have one id. `full` gives a Shelf with its incumbents, where those that are given have
+    none: who is on a Slice counts only when there is no room.
+    """
+
+    def __init__(
+        self,
+        shelves: Iterable[Shelf],
+        hosts: Mapping[NodeId, Host] | None = None,
+        taught: Taught | None = None,
+        full: Callable[[SliceId], Shelf] | None = None,
+    ) -> None:
+        ordered = sorted((one for one in shelves if _can_be(one.slice)), key=lambda shelf: shelf.slice.id)
+        self.shelves: dict[SliceId, Shelf] = {shelf.slice.id: shelf for shelf in ordered}
+        if len(self.shelves) < len(ordered):
+            raise ValueError("two Slices have one id")
+        self.full = full
+        self.hosts = dict(hosts or {})
+        self.budget: Callable[[], Budget] = Budget
+        """What elastic Replicas that run have of what they asked for: counted when it is asked."""
+        self.yet: Callable[[Collection[ReplicaId]], Mapping[Kind, int]] = lambda _: {}
+        """What may be asked for yet when those have left, too, and how often: worked out when it is asked."""
+        self.judges = taught is not None
+        """Whether it is known what room is worth; else all sizes are taken to be asked for alike."""
+        self.coming: set[SliceId] = set()
+        """Slices that somebody leaves, and maybe some that somebody left."""
+        self.emptying: set[NodeId] = set()
+        """Nodes on which somebody leaves who has CPU or memory there."""
+        self.held: Callable[[ReplicaId], Iterable[SliceId]] | None = None
+        """The Slices of a Replica; None: they are in `shelves`."""
+        self.models: Collection[ModelName] | None = None
+        """Of which there are Replicas; None: they are in `shelves`."""
+        self._devices: dict[DeviceId, list[SliceId]] = {}
+        by_node: dict[NodeId, list[Shelf]] = {node: [] for node in self.hosts}
+        for shelf in ordered:
+            if len(by_node.setdefault(shelf.slice.node, [])) < LANES_MAX:
+                by_node[shelf.slice.node].append(shelf)
+            self._devices.setdefault(shelf.slice.device, []).append(shelf.slice.id)
+        self.nodes: tuple[NodeId, ...] = tuple(sorted(by_node))
+        self._ids = [tuple(shelf.slice.id for shelf in by_node[node]) for node in self.nodes]
+        self._where = {id: Place(node, (at,)) for node, ids in enumerate(self._ids) for at, id in enumerate(ids)}
+        self.stock = Stock([self._node(node, by_node[node]) for node in self.nodes], taught or innocent())
+        self._soon: Ints = np.full((2, len(self.nodes)), BYTES_MAX, np.int64)
+        """[2, nodes]: CPU and memory that are left or coming; more than any is asked for where that is not known."""
+        self._tell_hosts()
+        self._domains = domains(shelf.slice for shelf in ordered)
+        self._lane_at = numbers = {id: int(self.stock.first[at.node]) + at.lanes[0] for id, at in self._where.items()}
+        lanes = {domain: [numbers[id] for id in ids if id in numbers] for domain, ids in self._domains.items()}
+        self.company = Company(lanes, len(numbers))
+        by_id = np.array([numbers[id] for id in self.shelves if id in numbers], np.int64)
+        self.by_size: Ints = by_id[np.argsort(self.stock.size_bytes[by_id], kind="stable")]
+        """Lanes, the smallest first, those of one size in order of their Slices' ids."""
+        self.roster = Roster(len(numbers))
+        self._settle(ordered)
+        self._asks: dict[Kind, Ask] = {}
+        self._may: dict[Choice, Flags | None] = {}
+        self._crowds = Crowds(self.nodes, self._said)
+        self._teams: dict[Link, Ints] = {}
+        self._admitting: Admitting | None = None
+        self.why = WhyNot(self)
+        self._gone: set[NodeId] = set()
+        """Nodes without Slices that are not there any more, and may come back."""
+        self.locality = Locality(self.nodes, self._gone)
+
+    def _tell_hosts(self) -> None:
+        for number, node in enumerate(self.nodes):
+            if node in self.hosts:
+                self._tell_host(number, self.hosts[node])
+
+    def _settle(self, shelves: Iterable[Shelf]) -> None:
+        for shelf in shelves:
+            self.sync(shelf)
+            self._meet(shelf)
+            if shelf.slice.id in self._lane_at:
+                self.roster.put(self._lane_at[shelf.slice.id], shelf)
+
+    def _node(self, node: NodeId, shelves: list[Shelf]) -> Node:
+        host = self.hosts.get(node, Host())
+        links = tuple(shelf.slice.link for shelf in shelves)
+        return Node(node, tuple(shelf.lane for shelf in shelves), host.cores_milli, host.host_bytes, links)
+
+    # --- what changes -------------------------------------------------------------------------------------------------
+
+    def put(self, shelf: Shelf) -> None:
+        """That Slice is like this now; its size and kind are as they were. Of one that was left out nothing is kept."""
+        before = self.shelves.get(shelf.slice.id)
+        if before is None:
+            return
+        self.shelves[shelf.slice.id] = shelf
+        self.models = None
+        if _told(before.slice) != _told(shelf.slice):
+            self._may.clear()
+            self._crowds.forget()
+            self._teams.clear()
+            self._admitting = None
+            self.why.forget()
+        self.coming.discard(shelf.slice.id)
+        self.sync(shelf)
+        if before.trusts != shelf.trusts:
+            self._meet(shelf)
+        at = self.lane_at(shelf.slice.id)
+        if at is not None:
+            self.roster.put(at, shelf)
+
+    def stir(self, ids: Iterable[SliceId]) -> None:
+        """Who is on these Slices may be otherwise than it was, with as much of them."""
+        self.roster.stir(self._lane_at[id] for id in ids if id in self._lane_at)
+
+    def look(self, outlook: Outlook) -> None:
+        """The roster is as the Slices are now."""
+        self.roster.look(lambda at: self.shelf(self.id_of(at)), outlook)
+
+    def teach(self, taught: Taught | None) -> None:
+        """What room is worth from now on; None: nobody knows."""
+        self.judges = taught is not None
+        self.stock.teach(taught or innocent())
+
+    def admits(self, node: NodeId, host: Host | None) -> bool:
+        """Whether a node may become so; else it takes a new Yard. None: it is not there, or not known any more."""
+        at = bisect_left(self.nodes, node)
+        if at == len(self.nodes) or self.nodes[at] != node:
+            return False
+        of = self.stock.nodes[at]
+        if host is None:
+            return not of.lanes and len(self._gone) < GONE_MAX
+        return (of.cpu_milli, of.host_bytes) == (host.cores_milli, host.host_bytes)
+
+    def put_host(self, node: NodeId, host: Host | None) -> None:
+        """What is left of a node beside its Devices, which it `admits`."""
+        at, there = bisect_left(self.nodes, node), host is not None
+        if there == (node in self._gone):
+            (self._gone.discard if there else self._gone.add)(node)
+            self.stock.set_there(at, there=there)
+            self.locality.forget()
+            self.why.forget()
+        if host is not None:
+            self.hosts[node] = host
+            self._tell_host(at, host)
+        else:
+            self.hosts.pop(node, None)
+            self.emptying.discard(node)
+
+    def suppose(self, node: NodeId, host: Host) -> None:
+        """The same, until the Stock is rewound."""
+        self.stock.set_host(bisect_left(self.nodes, node), *host.left.most(NOTHING))
+
+    def _tell_host(self, number: int, host: Host) -> None:
+        node = self.nodes[number]
+        self._soon[:, number] = host.soon
+        self.stock.set_host(number, *host.left.most(NOTHING))
+        if any(host.coming):
+            self.emptying.add(node)
+        else:
+            self.emptying.discard(node)
+
+    def sync(self, shelf: Shelf) -> None:
+        """The Stock is told; what is kept here is not changed, but for who is asked first when there is no room."""
+        if shelf.slice.id not in self._where:
+            return
+        shut = bool(shelf.closed) or not shelf.slice.healthy
+        self._tell(shelf.slice, shelf.free, shut=shut, held=shelf.locked)
+        if any(shelf.coming):
+            self.coming.add(shelf.slice.id)
+
+    def _tell(self, slice_: Slice, free: Room, *, shut: bool, held: bool) -> None:
+        """Of a Slice that takes no more, nothing is free."""
+        node, (lane,) = self._where[slice_.id]
+        full = slice_.holders_max and not free.places
+        self.stock.set(node, lane, NO_ROOM if full else free, shut=shut, held=held)
+
+    def rewind(self) -> None:
+        """Everything is as it was at the mark of the Stock."""
+        self.stock.rewind()
+        self.company.forget()
+
+    def _meet(self, shelf: Shelf) -> None:
+        """Who is in its Domain."""
+        domain = domain_of(shelf.slice)
+        if domain is not None:
+            self.company.put(domain, {one for id in self._domains[domain] for one in self.shelves[id].trusts})
+
+    # --- what is asked ------------------------------------------------------------------------------------------------
+
+    def shelf(self, id: SliceId) -> Shelf:
+        """With its incumbents."""
+        return self.shelves[id] if self.full is None else self.full(id)
+
+    def ask(self, kind: Kind) -> Ask:
+        """As numbers."""
+        if kind not in self._asks:
+            if len(self._asks) >= ASKS_MAX:
+                self._asks.clear()
+            self._asks[kind] = ask_of(kind, self.stock.lanes)
+        return self._asks[kind]
+
+    def slices(self, place: Place) -> tuple[SliceId, ...]:
+        """The Slices of a Place."""
+        return tuple(self._ids[place.node][lane] for lane in place.lanes)
+
+    def soon(self, trust: Trust) -> Set[SliceId]:
+        """Slices that somebody leaves, or whose Domain a stranger may leave."""
+        if not trust or not self.coming:
+            return self.coming
+        left = {domain_of(self.shelves[id].slice) for id in self.coming}
+        strange = (one for one in left if one and self.company.among_strangers(one, trust))
+        return self.coming.union(*(self._domains[one] for one in strange))
+
+    def beside(self, device: DeviceId) -> list[SliceId]:
+        """All Slices of a Device."""
+        return self._devices[device]
+
+    def together(self, slice_: Slice) -> Sequence[SliceId]:
+        """All Slices of its Domain; of one that is in none, it alone."""
+        domain = domain_of(slice_)
+        return (slice_.id,) if domain is None else self._domains[domain]
+
+    def choose(
+        self, kind: Kind, choice: Choice, of: Supplies, trust: Trust = (), spread: Spread | None = None
+    ) -> Place | None:
+        """The best place with room now; None: there is none."""
+        lacks, free = self.locality.lacks(of), self.company.free(trust) if trust else None
+        crowd = None if spread is None or not spread.nodes else self._crowds.of(spread)
+        must = self.teams(kind.link) if kind.link else None
+        return self.stock.choose(self.ask(kind), self.where_it_may(choice), lacks, free, crowd, must=must)
+
+    def teams(self, link: Link) -> Ints:
+        """[lanes]: the number of those that it is joined to so well, in order of nodes; -1: to none that is known."""
+        if link is Link.NODE:
+            return self.stock.node_of
+        if link not in self._teams:
+            names = [[join(self.shelves[id].slice, link) for id in ids] for ids in self._ids]
+            self._teams[link] = numbered(names, self.stock.counts.tolist())
+        return self._teams[link]
+
+    def granted(self, kind: Kind, place: Place) -> int:
+        """How many bytes are best for an elastic one that was just chosen a Place for."""
+        return self.stock.granted(self.ask(kind), place)
+
+    def unneeded(self, id: SliceId) -> int:
+        """How many bytes of what is left of a Slice others are not expected to use; all where nobody knows."""
+        place = self._where.get(id)
+        if place is None or not self.judges:
+            return BYTES_MAX
+        return self.stock.unneeded(place)
+
+    def locked(self, kind: Kind, choice: Choice) -> Iterator[SliceId]:
+        """Slices with room now, where another is starting."""
+        may, stock = self.where_it_may(choice), self.stock
+        fits = stock.fitting(self.ask(kind), held=True)
+        fits = fits if may is None else fits & may[stock.node_of]
+        return (self.id_of(int(at)) for at in np.flatnonzero(fits))
+
+    def possible(self, kind: Kind, choice: Choice) -> Flags:
+        """[lanes]: those that could hold it, were nobody there."""
+        may, ask, stock = self.where_it_may(choice), self.ask(kind), self.stock
+        fits: Flags = (ask.memory[stock.lane_of] <= stock.size_bytes) & ~stock.shut
+        if kind.link:
+            fits &= self.teams(kind.link) >= 0
+        return fits if may is None else fits & may[stock.node_of]
+
+    # --- what if: until the Stock is rewound --------------------------------------------------------------------------
+
+    def set_aside(self, ids: Iterable[SliceId]) -> None:
+        """Nobody is to be put there."""
+        for id in ids:
+            shelf = self.shelves[id]
+            self._tell(shelf.slice, shelf.free, shut=True, held=shelf.locked)
+
+    def set_free(self, id: SliceId, left: Room) -> None:
+        """It is open, and has that."""
+        self._tell(self.shelves[id].slice, left, shut=False, held=False)
+
+    def gain(self, node: NodeId, amounts: Beside) -> None:
+        """Somebody leaves who has that beside its Devices."""
+        if node in self.hosts:
+            at, stock = bisect_left(self.nodes, node), self.stock
+            most = self.stock.nodes[at]
+            cpu_milli = min(most.cpu_milli, int(stock.cpu[at]) + amounts.cpu_milli)
+            stock.set_host(at, cpu_milli, min(most.host_bytes, int(stock.host_bytes[at]) + amounts.host_bytes))
+
+    def take(self, kind: Kind, place: Place) -> None:
+        """Somebody is put there. Raises ValueError where there is no room."""
+        self.stock.take(place, load_of(kind, self.stock.nodes[place.node], place.lanes))
+
+    def slices_of(self, node: NodeId) -> tuple[SliceId, ...]:
+        """A node's Slices; none of one that is not known."""
+        at = bisect_left(self.nodes, node)
+        return self._ids[at] if at < len(self.nodes) and self.nodes[at] == node else ()
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def is_here(self, model: ModelName) -> bool:
+        """Whether a Replica of that Model is on any Slice."""
+        if self.models is None:
+            self.models = {one.model for shelf in self.shelves.values() for one in shelf.incumbents}
+        return model in self.models
+
+    def number_of(self, node: NodeId) -> int:
+        """Where it is among the nodes that there are."""
+        return bisect_left(self.nodes, node)
+
+    def short(self, need: Beside) -> Flags:
+        """[nodes]: those with too little CPU or memory for it even when those have left who leave."""
+        asked = [(at, amount) for at, amount in enumerate(need) if amount]
+        found: Flags = np.any([self._soon[at] < amount for at, amount in asked], axis=0)
+        return found
+
+    def held_by(self, victim: Incumbent, chosen: Sequence[SliceId]) -> Iterable[SliceId]:
+        """The Slices of a victim; if it has only one, that is among the `chosen` ones."""
+        if not victim.others:
+            return chosen
+        if self.held is not None:
+            return (id for id in self.held(victim.replica) if id in self.shelves)
+        return (id for id, one in self.shelves.items() if any(i.replica == victim.replica for i in one.incumbents))
+
+    def id_of(self, at: int) -> SliceId:
+        """Of a lane, as the Stock numbers them."""
+        node = int(self.stock.node_of[at])
+        return self._ids[node][at - int(self.stock.first[node])]
+
+    def lane_at(self, id: SliceId) -> int | None:
+        """The lane of a Slice; None: it is left out."""
+        return self._lane_at.get(id)
+
+    def where_it_may(self, choice: Choice) -> Flags | None:
+        """[nodes]: where who chooses so may be; None: anywhere."""
+        if choice not in self._may:
+            if len(self._may) >= ASKS_MAX:
+                self._may.clear()
+            if self._admitting is None:
+                lanes = [self.shelves[id].slice for ids in self._ids for id in ids]
+                self._admitting = Admitting(lanes, self.stock.node_of, self.nodes)
+            may = self._admitting.nodes(choice)
+            self._may[choice] = None if may.all() else may
+        return self._may[choice]
+
+    def _said(self, label: str) -> Iterator[str]:
+        """What each node's label says; empty: it has none."""
+        return (self.shelves[ids[0]].slice.labels.get(label, "") if ids else "" for ids in self._ids)

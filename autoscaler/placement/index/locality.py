@@ -1,0 +1,102 @@
+"""Which nodes have what a Replica needs beside room: a Copy of its weights, its engine's image. It chooses nothing.
+
+Owns what lacking each of them counts, in ranks: whichever has more bytes counts more, and both together most. Weights
+are taken to be as large as the memory that they are for, images as nodes say. What no node has makes no difference.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence, Set
+from typing import Final
+
+import numpy as np
+
+from autoscaler.placement.index.arrays import Flags
+from autoscaler.placement.index.residual_waste import Ints
+from autoscaler.placement.model.types import Supplies
+from autoscaler.state.images import Whereabouts
+from autoscaler.state.world import Copy, NodeId
+
+IMAGE_BYTES: Final = 8 << 30
+"""Of an image of which no node says how large it is: engines with their CUDA have 3 to 10 GiB."""
+IMAGES_MAX: Final = 1024
+"""Images whose nodes are kept as arrays."""
+
+
+class Locality:
+    """Of these nodes, sorted. `gone`, kept by whom it belongs to: those of them that are not there now."""
+
+    def __init__(self, nodes: Sequence[NodeId], gone: Set[NodeId]) -> None:
+        self._nodes = nodes
+        self._gone = gone
+        self._copies: Set[Copy] = frozenset()
+        self._near: dict[str, Flags] = {}
+        self._images = Whereabouts()
+        self._version = 0
+        self._stocked: dict[str, Flags | None] = {}
+
+    def tell(self, copies: Set[Copy]) -> None:
+        """All that there are now."""
+        if copies is self._copies or copies == self._copies:
+            return
+        numbers = {node: number for number, node in enumerate(self._nodes)}
+        self._copies, self._near = copies, {}
+        for copy in copies:
+            if copy.node in numbers and copy.node not in self._gone:
+                near = self._near.setdefault(copy.artifact, np.zeros(len(self._nodes), bool))
+                near[numbers[copy.node]] = True
+
+    def see(self, images: Whereabouts) -> None:
+        """Where images are; kept in step by whom it belongs to."""
+        if images is not self._images or images.version != self._version:
+            self._images, self._version, self._stocked = images, images.version, {}
+
+    def forget(self) -> None:
+        """A node came or went: all is to be told again."""
+        self._copies, self._near, self._stocked = frozenset(), {}, {}
+
+    def known(self, of: Supplies) -> Supplies:
+        """Those of which any node has some: the others make no difference."""
+        artifact = of.artifact if of.artifact in self._near else ""
+        return of._replace(artifact=artifact, image=of.image if self._with(of.image) is not None else "")
+
+    def lacks(self, of: Supplies) -> Ints | None:
+        """[nodes]: the rank of what each lacks, below LACKS; None: all the same."""
+        near, stocked = self._near.get(of.artifact), self._with(of.image)
+        if near is None and stocked is None:
+            return None
+        found: Ints = np.zeros(len(self._nodes), np.int64)
+        for has, rank in zip((near, stocked), self._ranks(of), strict=True):
+            if has is not None:
+                found += rank * ~has
+        return found
+
+    def lack(self, of: Supplies, node: NodeId) -> int:
+        """The rank of what the node lacks."""
+        near, stocked = self._near.get(of.artifact), self._with(of.image)
+        if near is None and stocked is None:
+            return 0
+        at, (weights, image) = bisect_left(self._nodes, node), self._ranks(of)
+        return weights * _lacked(near, at) + image * _lacked(stocked, at)
+
+    def _ranks(self, of: Supplies) -> tuple[int, int]:
+        """What it counts to lack the Copy, and the image."""
+        image_bytes = self._images.size_bytes(of.image) or IMAGE_BYTES
+        return (1, 2) if 0 < of.weights_bytes < image_bytes else (2, 1)
+
+    def _with(self, image: str) -> Flags | None:
+        """[nodes]: those that have the image; None: none has."""
+        if not image:
+            return None
+        if image not in self._stocked:
+            if len(self._stocked) >= IMAGES_MAX:
+                self._stocked.clear()
+            here = self._images.of(image)
+            has = np.array([node in here and node not in self._gone for node in self._nodes], bool)
+            self._stocked[image] = has if has.any() else None
+        return self._stocked[image]
+
+
+def _lacked(has: Flags | None, at: int) -> bool:
+    return has is not None and not has[at]

@@ -1,0 +1,78 @@
+"""Which nodes admit who chooses so: by their labels and taints, found among many at once.
+
+Owns what is kept for that until labels or taints change: of each label that anybody chooses by, its values, and the
+different taints. Promises: the answer is what `autoscaler.placement.model.predicates` says of each Slice alone. It
+chooses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from autoscaler.placement.index.arrays import Flags
+from autoscaler.placement.index.residual_waste import Ints
+from autoscaler.placement.model.predicates import tolerated
+from autoscaler.placement.model.types import Choice
+from autoscaler.state.node_labels import Coming, may_come
+from autoscaler.state.taints import Taint
+from autoscaler.state.world import NodeId, Slice
+
+KEYS_MAX: Final = 256
+"""Labels whose values are kept."""
+ABSENT: Final = -1
+
+
+class Admitting:
+    """Of these Slices, [lanes], each of which is of one of `nodes`, as `node_of` numbers them."""
+
+    def __init__(self, slices: Sequence[Slice], node_of: Ints, nodes: Sequence[NodeId]) -> None:
+        self._slices = slices
+        self._node_of = node_of
+        self._nodes = nodes
+        self._labels: dict[str, tuple[dict[str, int], Ints]] = {}
+        """Label -> number of each value, and which one each lane has."""
+        self._known: Flags = np.array([one.labels_known for one in slices], bool)
+        coming = [one.labels_coming for one in slices]
+        self._coming: dict[Coming, Flags] = {
+            what: np.array([one is what for one in coming], bool) for what in {*coming} - {Coming.NOTHING}
+        }
+        taints: dict[tuple[Taint, ...], int] = {}
+        self._tainted: Ints = np.array([taints.setdefault(one.taints, len(taints)) for one in slices], np.int64)
+        self._taints = tuple(taints)
+
+    def nodes(self, choice: Choice) -> Flags:
+        """[nodes]: those all of whose Slices are for who chooses so."""
+        fits = np.array([tolerated(choice, one) for one in self._taints], bool)[self._tainted]
+        for key, value in choice.selector:
+            numbers, has = self._values(key)
+            fits &= (has == numbers.get(value, ABSENT - 1)) | ((has == ABSENT) & self._may_have(key))
+        may: Flags = np.bincount(self._node_of[~fits], minlength=len(self._nodes)) == 0
+        if choice.avoids:
+            avoided = frozenset(choice.avoids)
+            with_lanes = np.bincount(self._node_of, minlength=len(self._nodes)) > 0
+            may &= ~(with_lanes & np.array([node in avoided for node in self._nodes], bool))
+        return may
+
+    def _may_have(self, key: str) -> Flags:
+        """[lanes]: though it is not told of them."""
+        may = ~self._known
+        for what, there in self._coming.items():
+            if may_come(key, what):
+                may |= there
+        return may
+
+    def _values(self, key: str) -> tuple[dict[str, int], Ints]:
+        if key not in self._labels:
+            if len(self._labels) >= KEYS_MAX:
+                self._labels.clear()
+            numbers: dict[str, int] = {}
+            has = [_number(one.labels.get(key), numbers) for one in self._slices]
+            self._labels[key] = numbers, np.array(has, np.int64)
+        return self._labels[key]
+
+
+def _number(value: str | None, numbers: dict[str, int]) -> int:
+    return ABSENT if value is None else numbers.setdefault(value, len(numbers))

@@ -1,0 +1,178 @@
+"""Who is on which Slice, as arrays: of many Slices, what victims would cost on each at least, and make room for.
+
+Owns a row for each Replica on each Slice that may ever have to go, and what is free or coming of each Slice. Kept from
+one call of the packer to the next: only Slices that are told to be otherwise are looked at again, when somebody asks.
+Promises: what it answers is what looking at every Slice would. Who may have to go is ruled by
+`autoscaler.placement.model.predicates.evictable`, of which this is the same for all rows at once. It chooses nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.placement.index.residual_waste import Ints
+from autoscaler.placement.model.types import Force, Incumbent, Outlook, Shelf, Want
+
+K = TypeVar("K")
+Floats = NDArray[np.float64]
+_LANE, _PRIORITY, _BUSY, _KEPT, _ROOM = range(5)
+_FIELDS: Final = _ROOM + 3
+"""Of a row, in whole numbers: those four, and the three amounts of its Room."""
+
+
+class Grade(NamedTuple):
+    """Of the Slices on which somebody may have to go for a Want: [lanes there], in order."""
+
+    lanes: Ints
+    rooms: Ints
+    """[3, lanes there]: what they have together of memory, compute and places."""
+    busy: Ints
+    priority: Ints
+    restart_s: Floats
+    """What one of them costs at least, part by part; see `autoscaler.placement.eviction.cost_of`."""
+    cost: Ints
+    """A number that is the smaller, the smaller these three are, one after the other."""
+
+
+class Roster:
+    """`lanes`: how many there are; they are numbered as the Stock does."""
+
+    def __init__(self, lanes: int) -> None:
+        self.soon: Ints = np.zeros((3, lanes), np.int64)
+        """[3, lanes]: memory, compute and places that are free or coming."""
+        self.few: Ints = np.zeros(lanes, np.int64)
+        """[lanes]: places that somebody takes there, 1 or 0."""
+        self._stale = set(range(lanes))
+        self._outlook: Outlook | None = None
+        self._rows: Ints = np.full((_FIELDS, 0), -1, np.int64)
+        self._until_s: Floats = np.zeros(0)
+        self._restart_s: Floats = np.zeros(0)
+        self._who: list[Incumbent | None] = []
+        """By row; None: it is free."""
+        self._unused: list[int] = []
+        self._on: dict[int, list[int]] = {}
+        self._of_model: dict[ModelName, set[int]] = {}
+        self._of_replica: dict[ReplicaId, set[int]] = {}
+        """Their rows."""
+        self._order: Ints = np.zeros(0, np.int64)
+        """Rows in use, by lane."""
+        self._at: Ints = np.zeros(0, np.int64)
+        """Of a row in use: where it is in that order."""
+        self._ranks: Ints = np.zeros((2, 0), np.int64)
+        """In that order: rank of priority and of restart."""
+
+    @property
+    def rows(self) -> int:
+        """For how many there is room."""
+        return len(self._who)
+
+    def put(self, lane: int, shelf: Shelf) -> None:
+        """That Slice is like this now; who is on it is asked for later."""
+        soon = shelf.free.plus(shelf.coming)
+        self.soon[:, lane] = soon.memory_bytes, soon.compute_percent, soon.places
+        self.few[lane] = shelf.slice.holders_max > 0
+        self._stale.add(lane)
+
+    def stir(self, lanes: Iterable[int]) -> None:
+        """Those on them may be otherwise."""
+        self._stale.update(lanes)
+
+    def look(self, shelf: Callable[[int], Shelf], outlook: Outlook) -> None:
+        """Looks at the Slices that are not what they were. Who is on a Slice is told again, too, when what a restart
+        costs is.
+        """
+        if outlook is not self._outlook:
+            self._outlook = outlook
+            known = {one.model: outlook.restart_s(one.model) for one in self._who if one is not None}
+            self._restart_s[:] = [0.0 if one is None else known[one.model] for one in self._who]
+        elif not self._stale:
+            return
+        lanes, self._stale = sorted(self._stale), set()
+        for lane in lanes:
+            self._clear(lane)
+        found = [(lane, one) for lane in lanes for one in shelf(lane).incumbents if not one.leaving]
+        self._write(self._take(len(found)), found, outlook)
+        used = np.flatnonzero(self._rows[_LANE] >= 0)
+        self._order = used[np.argsort(self._rows[_LANE, used], kind="stable")]
+        self._at = np.zeros(len(self._who), np.int64)
+        self._at[self._order] = np.arange(len(self._order))
+        told = self._rows[_PRIORITY, self._order], self._restart_s[self._order]
+        self._ranks = np.array([np.unique(one, return_inverse=True)[1] for one in told], np.int64).reshape(2, -1)
+
+    def next_s(self, now_s: float) -> float | None:
+        """When, after now, the next one may go."""
+        until_s = self._until_s[self._order]
+        later = until_s[until_s > now_s]
+        return float(later.min()) if len(later) else None
+
+    def grade(self, want: Want, now_s: float, gone: Iterable[ReplicaId] = ()) -> Grade:
+        """Who may have to go for it, as they were looked at last. `gone`: Replicas that go by now."""
+        rows, order = self._rows[:, self._order], self._order
+        lower, same = rows[_PRIORITY] < want.priority, rows[_PRIORITY] == want.priority
+        may = same & (rows[_KEPT] == 0) & ((rows[_BUSY] == 0) | (want.force >= Force.BUSY))
+        may = lower | may if want.force >= Force.IDLE else lower & (want.force >= Force.LOWER)
+        may &= now_s >= self._until_s[order]
+        for rows_of in (self._of_model.get(want.model, ()), *(self._of_replica.get(one, ()) for one in gone)):
+            may[self._at[list(rows_of)]] = False
+        at = np.flatnonzero(may)
+        lane = rows[_LANE, at]
+        first = np.flatnonzero(np.diff(lane, prepend=-1))
+        if not len(at):
+            none = np.zeros(0, np.int64)
+            return Grade(none, np.zeros((3, 0), np.int64), none, none, np.zeros(0), none)
+        busy = np.minimum.reduceat(rows[_BUSY, at], first)
+        ranks = np.minimum.reduceat(self._ranks[:, at], first, axis=1)
+        cost = (busy * (self._ranks[0].max() + 1) + ranks[0]) * (self._ranks[1].max() + 1) + ranks[1]
+        return Grade(
+            lanes=lane[first],
+            rooms=np.add.reduceat(rows[_ROOM:, at], first, axis=1),
+            busy=busy,
+            priority=np.minimum.reduceat(rows[_PRIORITY, at], first),
+            restart_s=np.minimum.reduceat(self._restart_s[order][at], first),
+            cost=np.unique(cost, return_inverse=True)[1],
+        )
+
+    def _clear(self, lane: int) -> None:
+        """Nobody is on it."""
+        for row in self._on.pop(lane, ()):
+            one, self._who[row] = self._who[row], None
+            if one is not None:
+                _drop(self._of_model, one.model, row)
+                _drop(self._of_replica, one.replica, row)
+            self._rows[_LANE, row] = -1
+            self._unused.append(row)
+
+    def _take(self, many: int) -> list[int]:
+        """So many rows that are not used."""
+        short = many - len(self._unused)
+        if short > 0:
+            more = max(short, len(self._who) // 4)
+            self._unused += range(len(self._who) + more - 1, len(self._who) - 1, -1)
+            self._who += [None] * more
+            self._rows = np.pad(self._rows, ((0, 0), (0, more)), constant_values=-1)
+            self._until_s, self._restart_s = np.pad(self._until_s, (0, more)), np.pad(self._restart_s, (0, more))
+        return [self._unused.pop() for _ in range(many)]
+
+    def _write(self, rows: list[int], found: Sequence[tuple[int, Incumbent]], outlook: Outlook) -> None:
+        if not rows:
+            return
+        told = [(lane, one.priority, one.busy, one.kept, *one.room) for lane, one in found]
+        self._rows[:, rows] = np.array(told, np.int64).T
+        self._until_s[rows] = [one.evictable_s for _, one in found]
+        self._restart_s[rows] = [outlook.restart_s(one.model) for _, one in found]
+        for row, (lane, one) in zip(rows, found, strict=True):
+            self._who[row] = one
+            self._on.setdefault(lane, []).append(row)
+            self._of_model.setdefault(one.model, set()).add(row)
+            self._of_replica.setdefault(one.replica, set()).add(row)
+
+
+def _drop(rows: dict[K, set[int]], key: K, row: int) -> None:
+    rows[key].discard(row)
+    if not rows[key]:
+        del rows[key]

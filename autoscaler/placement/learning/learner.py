@@ -1,0 +1,295 @@
+"""Learns what room is worth, by playing the demand that is expected on the nodes that there are, again and again.
+
+Owns the lessons of LRV: replays driven by what was learnt so far, what became of each lane that was looked at, and the
+prices of nodes that keep those out who fit nowhere else. Promises: the same nodes, demand and draws give the same
+tables; it sees which kinds are asked for how often, never in which order they came. Chance is given to it; it knows no
+time. Source: research/packing 1.4b.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
+
+import numpy as np
+
+from autoscaler.placement.index.arrays import Stock
+from autoscaler.placement.index.elastic import Elastic
+from autoscaler.placement.index.residual_waste import (  # fmt: skip
+    ABSENT,
+    BINS,
+    FORGONE,
+    LEVELS,
+    UNITS,
+    WHOLE,
+    Floats,
+    Ints,
+    Taught,
+    bin_of,
+    levels_of,
+    residual,
+    tables,
+)
+from autoscaler.placement.index.stocknodes import Node
+from autoscaler.state.lanes import Kind, Wanted
+
+T = TypeVar("T")
+Draw = Callable[[int], int]
+"""n -> a whole number from 0 to n - 1, each as likely."""
+Chance = Callable[[int], Draw]
+"""Seed -> its draws, the same each time."""
+
+SEED: Final = 5000
+REPLAYS: Final = 6
+"""In each iteration."""
+ITERATIONS: Final = 10
+"""After the first, which is driven by the residual recursion."""
+ARRIVES: Final = 1.3
+"""Of the capacity, in each replay."""
+LANES_MIN: Final = 500
+"""A smaller cluster is played several times over, side by side: in a few lanes too little is seen of each."""
+LOOK_EVERY: Final = 0.03
+"""Of the capacity that arrives: how often all nodes are looked at. Besides, the chosen one each time."""
+SHRINK: Final = 30.0
+"""So many looks are needed before a cell counts as much as what it is taken for without any."""
+FADE: Final = 0.7
+"""What an iteration's looks count in the next."""
+PRICE_MAX: Final = 3.0
+PRICE_FADE, PRICE_STEP = 0.95, 0.3
+SCARCE: Final = 0.5
+"""Who fits on nodes with less than this part of the capacity only, and is refused before EARLY, raises their prices."""
+EARLY: Final = 0.97
+HALFWAY: Final = 0.5
+"""What counts of what is left at 100 % arrived, beside what is left in the end; ELASTIC_HALFWAY where requests are
+elastic: then much more fits after that."""
+ELASTIC_HALFWAY: Final = 0.25
+WEIGHTS_MAX: Final = 10_000
+"""Requests that the demand is played with, about: of more each Kind has its part, and at least one."""
+JUDGED: Final = {95: 0.5, 100: 1.0, 130: 1.0}
+"""Percent arrived -> what the percent in use counts just before: which iteration is the best."""
+
+
+class _Looks:
+    """What was seen of lanes: [classes, BINS, LEVELS] sums of what was left of them in the end, and how many."""
+
+    def __init__(self, classes: int) -> None:
+        self.sums: Floats = np.zeros((classes, BINS, LEVELS))
+        self.counts: Floats = np.zeros((classes, BINS, LEVELS))
+
+    def add(self, cells: Ints, lefts: Floats) -> None:
+        """Cells of lanes that were looked at, as flat indices with ABSENT ones, and what was left of each."""
+        shape = (*self.sums.shape[:2], LEVELS + 1)
+        size = int(np.prod(shape))
+        self.sums += np.bincount(cells, lefts, size).reshape(shape)[:, :, :ABSENT]
+        self.counts += np.bincount(cells, minlength=size).reshape(shape)[:, :, :ABSENT]
+
+    def fade(self) -> None:
+        """An iteration is over."""
+        self.sums *= FADE
+        self.counts *= FADE
+
+    def fit(self, waste: Floats) -> Floats:
+        """[classes, BINS, LEVELS]: each cell by what was seen of it, else of its bin and level, else of its level, else
+        by `waste`, in milli.
+        """
+        by_level = (self.sums.sum(axis=(0, 1)) + SHRINK * waste) / (self.counts.sum(axis=(0, 1)) + SHRINK)
+        by_bin = (self.sums.sum(axis=0) + SHRINK * by_level) / (self.counts.sum(axis=0) + SHRINK)
+        fitted: Floats = (self.sums + SHRINK * by_bin) / (self.counts + SHRINK)
+        return fitted
+
+
+class _Replay:
+    """One: `cells` and `lefts` for `_Looks`, what was refused, and how full it was."""
+
+    def __init__(self, nodes: Sequence[Node], made: Taught, capacity: int) -> None:
+        self.stock = Stock(nodes, made)
+        self._elastic = Elastic(self.stock)
+        self._capacity = capacity
+        self._looks: list[tuple[Ints, Ints, Ints]] = []
+        self._forgone: Ints = np.zeros(len(self.stock.milli), np.int64)
+        """[lanes]: milli of it that elastic ones asked for and go without."""
+        self._half_left: Ints | None = None
+        self._arrived = self._used = self._looked = 0
+        self._judged = dict.fromkeys(JUDGED, 0.0)
+        self.refused: list[Kind] = []
+        """Early ones."""
+
+    def play(self, kind: Kind, milli: int) -> None:
+        """One arrives; `milli` of the capacity."""
+        if self._arrived + milli > self._looked * LOOK_EVERY * self._capacity:
+            self._looked += 1
+            self._look(np.arange(len(self.stock.nodes)))
+        one = self._elastic.start(kind)
+        self._arrived += milli
+        if one is not None:
+            if one.asked_bytes:
+                at = self.stock.first[one.place.node] + one.place.lanes[0]
+                self._forgone[at] += WHOLE * (one.asked_bytes - one.granted_bytes) // self.stock.size_bytes[at]
+            self._used += milli
+            self._look(np.array([one.place.node]))
+        elif kind.devices and self._arrived < EARLY * self._capacity:
+            self.refused.append(kind)
+        if self._half_left is None and self._arrived >= self._capacity:
+            self._half_left = self.stock.milli.copy()
+        for percent in JUDGED:
+            if 100 * self._arrived <= percent * self._capacity:
+                self._judged[percent] = 100 * self._used / self._capacity
+
+    def _look(self, nodes: Ints) -> None:
+        part = self.stock.part(nodes)
+        rows = part.classes * BINS + bin_of(part.cpu, part.sums(part.left))
+        cells = rows[part.seat] * (LEVELS + 1) + part.level
+        self._looks.append((part.at, cells, self._forgone[part.at]))
+
+    def seen(self, looks: _Looks, halfway: float) -> None:
+        """What became of all lanes that were looked at: the mean of what was left at 100 % arrived and at the end, less
+        what that counts which was forgone there since.
+        """
+        end = self.stock.milli
+        half = end if self._half_left is None else self._half_left
+        at, cells, forgone = (np.concatenate(found) for found in zip(*self._looks, strict=True))
+        lefts = halfway * half[at] + (1 - halfway) * end[at] - (self._forgone[at] - forgone) * FORGONE / UNITS
+        looks.add(cells, lefts)
+
+    def score(self) -> float:
+        """How good it was."""
+        return sum(weight * self._judged[percent] for percent, weight in JUDGED.items())
+
+
+class Learner:
+    """Raises ValueError where there is nothing to learn from: no lanes, or nobody who asks for any."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        demand: Sequence[Wanted],
+        chance: Chance,
+        lanes_min: int = LANES_MIN,
+        seed: int = SEED,
+    ) -> None:
+        lanes = sum(len(node.lanes) for node in nodes)
+        self._nodes = tuple(nodes) * max(1, -(-lanes_min // max(1, lanes)))
+        self._alike = {node.face: node for node in nodes}
+        """One of each class."""
+        self._faces = tuple(sorted(self._alike))
+        counts = Counter(node.face for node in self._nodes)
+        self._of_face = [WHOLE * len(face.lanes) * counts[face] for face in self._faces]
+        self._capacity = sum(self._of_face)
+        self._chance, self._seed = chance, seed
+        sizes = sizes_of(self._alike.values(), demand)
+        if not self._capacity or not sizes:
+            raise ValueError("there is nothing to learn from: no device, or nobody who asks for one")
+        self._demand = [(kind, self._milli(kind)) for kind, weight in _bounded(demand) for _ in range(weight)]
+        least: dict[int, int] = {}
+        for kind, milli in self._demand:
+            if kind.spare_bytes:
+                least[milli] = -(-milli * kind.least.memory_bytes // kind.memory_bytes)
+        self._halfway = ELASTIC_HALFWAY if least else HALFWAY
+        self._waste = levels_of(residual(sizes, least))
+        self._values: Floats = np.broadcast_to(self._waste, (len(self._faces), BINS, LEVELS))
+        self._prices = np.zeros(len(self._faces))
+        self._capable: dict[Kind, tuple[list[int], int]] = {}
+
+    def _milli(self, kind: Kind) -> int:
+        return milli_of(self._alike.values(), kind)
+
+    def _taught(self, values: Floats) -> Taught:
+        """With what is expected of a class never seen: as much as of those that were, together."""
+        others = values.mean(axis=0, keepdims=True)
+        return Taught(self._faces, tables(np.concatenate((values, others)), np.append(self._prices, 0.0)))
+
+    def lessons(self) -> Iterator[tuple[Taught, float]]:
+        """After each iteration: the tables that drove it, at first those of `untaught`, and how good it was. The best,
+        not the last, are to be kept.
+        """
+        looks = _Looks(len(self._faces))
+        for iteration in range(ITERATIONS + 1):
+            made, score = self._taught(self._values), 0.0
+            for number in range(REPLAYS):
+                score += self._replay(self._seed + iteration * REPLAYS + number, looks)
+            yield made, score / REPLAYS
+            self._values = looks.fit(self._waste)
+            looks.fade()
+
+    def _replay(self, seed: int, looks: _Looks) -> float:
+        draw = self._chance(seed)
+        arrivals = self._arrivals(draw)
+        replay = _Replay(_shuffled(self._nodes, draw), self._taught(self._values), self._capacity)
+        for kind, milli in arrivals:
+            replay.play(kind, milli)
+        replay.seen(looks, self._halfway)
+        self._price(replay.refused)
+        return replay.score()
+
+    def _arrivals(self, draw: Draw) -> list[tuple[Kind, int]]:
+        """All that is expected, in any order, as much as is to arrive; where that is not enough, more of it."""
+        arrivals, total = [], 0
+        for one in _shuffled(self._demand, draw):
+            arrivals.append(one)
+            total += one[1]
+            if total > ARRIVES * self._capacity:
+                break
+        while total <= ARRIVES * self._capacity:
+            arrivals.append(self._demand[draw(len(self._demand))])
+            total += arrivals[-1][1]
+        return arrivals
+
+    def _price(self, refused: Sequence[Kind]) -> None:
+        raised = np.zeros(len(self._faces))
+        for kind in refused:
+            faces, milli = self._where(kind)
+            if 0 < milli < SCARCE * self._capacity:
+                raised[faces] += self._milli(kind) / milli
+        self._prices = np.minimum(PRICE_MAX, PRICE_FADE * self._prices + PRICE_STEP * raised)
+
+    def _where(self, kind: Kind) -> tuple[list[int], int]:
+        """Classes on which it fits when they are empty, and what they have together, in milli."""
+        if kind not in self._capable:
+            faces = [number for number, face in enumerate(self._faces) if _fits(kind, self._alike[face])]
+            self._capable[kind] = faces, sum(self._of_face[face] for face in faces)
+        return self._capable[kind]
+
+
+def milli_of(nodes: Iterable[Node], kind: Kind) -> int:
+    """What a request is of their capacity: by the node on which it is the least; 0 where it fits on none."""
+    return kind.devices * min((min(milli) for node in nodes if (milli := _fits(kind, node))), default=0)
+
+
+def sizes_of(nodes: Iterable[Node], demand: Iterable[Wanted]) -> dict[int, float]:
+    """Milli of one device -> how often that is asked for; who fits on none of these nodes asks for nothing."""
+    ones, sizes = tuple(nodes), dict[int, float]()
+    for kind, weight in demand:
+        milli = milli_of(ones, kind)
+        if milli and weight:
+            size = milli // kind.devices
+            sizes[size] = sizes.get(size, 0.0) + kind.devices * weight
+    return sizes
+
+
+def _bounded(demand: Sequence[Wanted]) -> list[Wanted]:
+    """In order, and about WEIGHTS_MAX in all at most."""
+    total = sum(weight for _, weight in demand)
+    if total <= WEIGHTS_MAX:
+        return sorted(demand)
+    return [Wanted(kind, max(1, weight * WEIGHTS_MAX // total)) for kind, weight in sorted(demand) if weight]
+
+
+def _fits(kind: Kind, node: Node) -> list[int]:
+    """Milli that it takes of each lane that could hold it, were nobody there and the host's memory enough; empty: it
+    can never be there.
+    """
+    fitting = [lane for lane in node.lanes if kind.rank(lane.product) is not None and kind.takes(lane) is not None]
+    if not kind.devices or len(fitting) < kind.devices or kind.cpu_milli > node.cpu_milli:
+        return []
+    rooms = [(kind.takes(lane) or lane.room, lane) for lane in fitting]
+    return [-(-WHOLE * room.memory_bytes // lane.memory_bytes) for room, lane in rooms]
+
+
+def _shuffled(items: Sequence[T], draw: Draw) -> list[T]:
+    """Fisher and Yates."""
+    mixed = list(items)
+    for last in range(len(mixed) - 1, 0, -1):
+        other = draw(last + 1)
+        mixed[last], mixed[other] = mixed[other], mixed[last]
+    return mixed

@@ -1,0 +1,310 @@
+"""Who of a batch's victims may stay after all, where the Wants that have room by now change places among the Slices.
+
+Owns an exact search over few Slices: for one victim after the other, whether all the Wants can be placed without it.
+Likewise, that is: who is placed now is placed now; who has room promised has it, free, coming or of victims that it, or
+one before it in the order there, may evict. It asks the Yard for what was there before the batch; where its bounds are
+reached the victim goes. It places nobody; `autoscaler.placement.packer` does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Final
+
+from autoscaler.contract import ReplicaId
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.minimal_eviction_input import Going, Ground, Held, Put, Spot
+from autoscaler.placement.model.predicates import evictable
+from autoscaler.placement.model.tenant_isolation import Domain, Trust, strange
+from autoscaler.placement.model.topology import Team, team
+from autoscaler.placement.model.types import Incumbent, Want
+from autoscaler.state.lanes import Room
+from autoscaler.state.world import DeviceId, NodeId
+
+STEPS_MAX: Final = 2000
+"""So often a Want is tried somewhere, in one batch; each victim that is left has an equal part of what is left."""
+
+
+def fewer(held: Sequence[Held], victims: Sequence[Going], yard: Yard, now_s: float) -> tuple[Put, ...] | None:
+    """For each of `held`, which are in the order of their turns, where it goes so that victims are spared; None: none
+    can be, as far as is looked. `victims`: the dearest first.
+    """
+    ground = Ground(held, victims, yard, now_s)
+    going, found, left = {one.victim.replica: one for one in victims}, None, STEPS_MAX
+    for at, one in enumerate(victims):
+        if one.victim.replica not in going:
+            continue
+        others = [other for id, other in going.items() if id != one.victim.replica]
+        search = _Search(ground, others, left // (len(victims) - at))
+        puts = search.run()
+        left -= search.steps
+        if puts is not None:
+            found = puts
+            stay = {victim.replica for put in puts for victim in put.victims}
+            going = {id: other for id, other in going.items() if id in stay}
+    return found
+
+
+class _Search:
+    """Whether all can be placed with no other victims than these: the largest first, each where it was if it may."""
+
+    def __init__(self, ground: Ground, victims: Sequence[Going], steps_max: int) -> None:
+        self._ground, self._victims = ground, victims
+        self.steps, self._steps_max = 0, steps_max
+        self._may_go = {one.victim.replica for one in victims}
+        self._rooms = _rooms(ground, victims)
+        self._now = [one.free for one in ground.shelves]
+        """Of each Slice: what is left of it for those who are placed now; and for all, when all victims are gone."""
+        self._left = [one.free.plus(one.coming) for one in ground.shelves]
+        for at, rooms in enumerate(self._rooms):
+            for room in rooms.values():
+                self._left[at] = self._left[at].plus(room)
+        self._hosts_now = {node: host.left for node, host in ground.hosts.items()}
+        self._hosts = {node: host.soon for node, host in ground.hosts.items()}
+        for one in victims:
+            node = ground.node_of(one)
+            if node in self._hosts:
+                self._hosts[node] = self._hosts[node].plus(one.victim.beside)
+        self._starts: set[DeviceId] = set()
+        self._guests: dict[Domain, list[Trust]] = {}
+        self._many: dict[NodeId, int] = {}
+        """Of each node: how many are put there."""
+        self._at: dict[int, tuple[Spot, ...]] = {}
+        """By number of a Want: where it is put."""
+        self._failed: set[Hashable] = set()
+        self._room_bytes = 0
+        """Left wherever any of those may be who are still to be put somewhere."""
+        self._whole = 0
+        """So often all had a place, whoever may evict whom."""
+
+    def run(self) -> tuple[Put, ...] | None:
+        """Where each goes; None: nowhere, as far as was looked."""
+        ground = self._ground
+        for number, one in enumerate(ground.held):
+            if number in ground.movers:
+                continue
+            spots = tuple(ground.spots[number])
+            if len(spots) < one.want.devices or not self._fit(number, spots):
+                return None
+            self._take(number, spots)
+        sizes = {number: _size(ground.held[number].want, ground.spots[number]) for number in ground.movers}
+        self._order = sorted(ground.movers, key=lambda number: (-sizes[number], number))
+        self._needs = [sum(sizes[number] for number in self._order[turn:]) for turn in range(len(self._order))]
+        useful = {spot.at for number in ground.movers for spot in ground.spots[number]}
+        self._room_bytes = sum(self._left[at].memory_bytes for at in useful)
+        return self._place(0)
+
+    def _place(self, turn: int) -> tuple[Put, ...] | None:
+        if turn == len(self._order):
+            self._whole += 1
+            return self._in_turn()
+        if self._room_bytes < self._needs[turn]:
+            return None
+        state = self._state(turn)
+        if state in self._failed:
+            return None
+        whole, number = self._whole, self._order[turn]
+        for spots in self._ways(number):
+            self._take(number, spots)
+            found = self._place(turn + 1)
+            if found is not None:
+                return found
+            self._give_back(number, spots)
+        if whole == self._whole:
+            self._failed.add(state)
+        return None
+
+    def _state(self, turn: int) -> Hashable:
+        """Of everything that decides whether the others can be placed."""
+        taken = [(number, self._at[number]) for number in self._order[:turn]]
+        left = frozenset((spot.at, self._left[spot.at], self._now[spot.at]) for _, spots in taken for spot in spots)
+        nodes = {self._ground.seat(number, spots) for number, spots in taken} - {None}
+        hosts = frozenset((node, self._hosts[node], self._hosts_now[node]) for node in nodes if node is not None)
+        guests = frozenset((domain, frozenset(there)) for domain, there in self._guests.items())
+        return turn, left, hosts, guests
+
+    # --- where one may be ---------------------------------------------------------------------------------------------
+
+    def _ways(self, number: int) -> Iterator[tuple[Spot, ...]]:
+        """Each once of those that are alike."""
+        ground, devices, tried = self._ground, self._ground.held[number].want.devices, set[Hashable]()
+        by_team: dict[Team, list[Spot]] = {}
+        for spot in ground.spots[number]:
+            if self._fits(number, spot):
+                one = ground.shelves[spot.at].slice
+                by_team.setdefault(team(one, ground.held[number].want.link), []).append(spot)
+        for spots in by_team.values():
+            for some in combinations(spots, devices):
+                if self.steps >= self._steps_max:
+                    return
+                self.steps += 1
+                like = self._like(some[0]) if devices == 1 else frozenset(Counter(map(self._like, some)).items())
+                if like not in tried and self._has_host(number, some):
+                    tried.add(like)
+                    yield some
+
+    def _like(self, spot: Spot) -> Hashable:
+        """The same for Slices that do as well as each other."""
+        ground, at = self._ground, spot.at
+        node = ground.shelves[at].slice.node
+        there: Hashable = node if self._many.get(node) else ground.nodes_alike[node]
+        return there, ground.alike[at], self._left[at], self._now[at]  # who starts there has some of what is now
+
+    def _fit(self, number: int, spots: Sequence[Spot]) -> bool:
+        return all(self._fits(number, spot) for spot in spots) and self._has_host(number, spots)
+
+    def _fits(self, number: int, spot: Spot) -> bool:
+        ground, one = self._ground, self._ground.held[number]
+        if not self._left[spot.at].holds(spot.room):
+            return False
+        if one.now and (
+            not self._now[spot.at].holds(spot.room) or ground.shelves[spot.at].slice.device in self._starts
+        ):
+            return False
+        domain, trust = ground.domains[spot.at], one.want.trust
+        if domain is None or not trust:
+            return True
+        gone = all(i.replica in self._may_go or i.leaving for i in ground.strangers(one.want, spot.at))
+        return gone and not any(strange(trust, other) for other in self._guests.get(domain, ()))
+
+    def _has_host(self, number: int, spots: Sequence[Spot]) -> bool:
+        one, node = self._ground.held[number], self._ground.seat(number, spots)
+        if node is None:
+            return True
+        return self._hosts[node].holds(one.want.beside) and (
+            not one.now or self._hosts_now[node].holds(one.want.beside)
+        )
+
+    def _take(self, number: int, spots: tuple[Spot, ...]) -> None:
+        one = self._ground.held[number]
+        self._at[number] = spots
+        for at, room in spots:
+            self._left[at] = self._left[at].less(room)
+            self._room_bytes -= room.memory_bytes
+            if one.now:
+                self._now[at] = self._now[at].less(room)
+        self._change(number, spots, 1)
+
+    def _give_back(self, number: int, spots: tuple[Spot, ...]) -> None:
+        one = self._ground.held[number]
+        del self._at[number]
+        for at, room in spots:
+            self._left[at] = self._left[at].plus(room)
+            self._room_bytes += room.memory_bytes
+            if one.now:
+                self._now[at] = self._now[at].plus(room)
+        self._change(number, spots, -1)
+
+    def _change(self, number: int, spots: tuple[Spot, ...], sign: int) -> None:
+        """What it takes of Devices, Domains and its node; or gives back (-1)."""
+        ground, one = self._ground, self._ground.held[number]
+        for at, _ in spots:
+            slice_, domain = ground.shelves[at].slice, ground.domains[at]
+            self._many[slice_.node] = self._many.get(slice_.node, 0) + sign
+            if one.now and sign > 0:
+                self._starts.add(slice_.device)
+            elif one.now:
+                self._starts.discard(slice_.device)
+            if domain is not None and one.want.trust and sign > 0:
+                self._guests.setdefault(domain, []).append(one.want.trust)
+            elif domain is not None and one.want.trust:
+                self._guests[domain].remove(one.want.trust)
+        node = ground.seat(number, spots)
+        if node is not None:
+            for hosts in (self._hosts, self._hosts_now) if one.now else (self._hosts,):
+                more = one.want.beside
+                hosts[node] = hosts[node].less(more) if sign > 0 else hosts[node].plus(more)
+
+    # --- who goes for whom --------------------------------------------------------------------------------------------
+
+    def _in_turn(self) -> tuple[Put, ...] | None:
+        """Those who are placed now take what is free, then the others in the order of their turns what is free or
+        coming, and where that is too little all those go whom they may evict.
+        """
+        ground, after = self._ground, _After(self._ground, self._rooms, self._victims)
+        for number, spots in self._at.items():
+            if ground.held[number].now:
+                after.take(number, spots)
+        gone: dict[int, tuple[Incumbent, ...]] = {}
+        for number in sorted(self._at):
+            if not ground.held[number].now:
+                found = after.evicted(number, self._at[number])
+                if found is None:
+                    return None
+                gone[number] = found
+                after.take(number, self._at[number])
+        return tuple(
+            Put(tuple(ground.ids[spot.at] for spot in self._at[number]), gone.get(number, ()))
+            for number in sorted(self._at)
+        )
+
+
+class _After:
+    """What is free or coming of each Slice and host, while one Want after the other takes its part."""
+
+    def __init__(self, ground: Ground, rooms: Sequence[Mapping[ReplicaId, Room]], victims: Sequence[Going]) -> None:
+        self._ground, self._rooms = ground, rooms
+        self._left = [one.free.plus(one.coming) for one in ground.shelves]
+        self._hosts = {node: host.soon for node, host in ground.hosts.items()}
+        self._stay = {one.victim.replica: one for one in victims}
+
+    def take(self, number: int, spots: Sequence[Spot]) -> None:
+        """It has that."""
+        for at, room in spots:
+            self._left[at] = self._left[at].less(room)
+        node = self._ground.seat(number, spots)
+        if node is not None:
+            self._hosts[node] = self._hosts[node].less(self._ground.held[number].want.beside)
+
+    def evicted(self, number: int, spots: Sequence[Spot]) -> tuple[Incumbent, ...] | None:
+        """Who goes for it; None: its room is not to be had so."""
+        ground, want = self._ground, self._ground.held[number].want
+        found: list[Incumbent] = []
+        for at, room in spots:
+            for one in ground.strangers(want, at):
+                if not one.leaving and one.replica in self._stay:
+                    found += self._go(want, [one.replica])
+            if not self._left[at].holds(room):
+                found += self._go(want, self._rooms[at])
+        node = ground.seat(number, spots)
+        if node is not None and not self._hosts[node].holds(want.beside):
+            found += self._go(want, self._beside(node))
+        rooms = all(self._left[at].holds(room) for at, room in spots)
+        alone = not any(i.replica in self._stay for at, _ in spots for i in ground.strangers(want, at))
+        return tuple(found) if rooms and alone and (node is None or self._hosts[node].holds(want.beside)) else None
+
+    def _beside(self, node: NodeId) -> Iterator[ReplicaId]:
+        """Who has CPU or memory of that node."""
+        return (id for id, one in self._stay.items() if any(one.victim.beside) and self._ground.node_of(one) == node)
+
+    def _go(self, want: Want, those: Iterable[ReplicaId]) -> Iterator[Incumbent]:
+        """Those of them whom the Want may evict."""
+        for id in [*those]:
+            one = self._stay.get(id)
+            if one is None or not evictable(want, one.victim, self._ground.now_s):
+                continue
+            del self._stay[id]
+            for at, rooms in enumerate(self._rooms):
+                if id in rooms:
+                    self._left[at] = self._left[at].plus(rooms[id])
+            node = self._ground.node_of(one)
+            if node in self._hosts:
+                self._hosts[node] = self._hosts[node].plus(one.victim.beside)
+            yield one.victim
+
+
+def _rooms(ground: Ground, victims: Sequence[Going]) -> list[dict[ReplicaId, Room]]:
+    """Of each Slice: what each victim has of it."""
+    found: list[dict[ReplicaId, Room]] = [{} for _ in ground.ids]
+    for victim, ids in victims:
+        for at in map(ground.number.__getitem__, ids):
+            there = ground.shelves[at].incumbents
+            found[at] |= {one.replica: one.room for one in there if one.replica == victim.replica}
+    return found
+
+
+def _size(want: Want, spots: Sequence[Spot]) -> int:
+    """Bytes that it takes at least."""
+    return want.devices * min((spot.room.memory_bytes for spot in spots), default=0)

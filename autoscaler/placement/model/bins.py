@@ -1,0 +1,326 @@
+"""The World as Shelves: every Slice with what is on it, what is free, and from when who may be evicted.
+
+Owns the translation from the World into the packer's words: Shelves, the start lock of Devices, and Wants.
+Promises: what is not proven clean is not free, and unknown is busy. It chooses nothing; `autoscaler.placement.packer`
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import inf
+from types import MappingProxyType
+from typing import NamedTuple
+
+from autoscaler.capacity.ordered_slices import shut as given_back
+from autoscaler.contract import ReplicaId
+from autoscaler.demand.desired_replicas import (
+    BEGINNING,
+    LIVE,
+    NO_HISTORY,
+    NO_LOAD,
+    held_until_s,
+    lasting,
+    live,
+    refused_until_s,
+    residency_s,
+    used,
+)
+from autoscaler.demand.schedule import floor
+from autoscaler.placement.index.elastic import Budget
+from autoscaler.placement.model.prices import Prices
+from autoscaler.placement.model.tenant_isolation import NOBODY, Trust, domain_of
+from autoscaler.placement.model.types import Force, Incumbent, Shelf, Spread, Want
+from autoscaler.queries.cordons import closed
+from autoscaler.queries.gateways import complete, in_use
+from autoscaler.queries.node_reports import STUCK_S, shut
+from autoscaler.queries.overcommit import all_of, room_of
+from autoscaler.queries.pod_requests import beside
+from autoscaler.queries.sizing import growth, spare_bytes
+from autoscaler.spec.artifact import named
+from autoscaler.spec.model import Model, Start
+from autoscaler.spec.pod import Pod, selector_of
+from autoscaler.state.lanes import NO_ROOM, Isolation, Link
+from autoscaler.state.lifecycle import LEAVING
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import Beside, Host
+from autoscaler.state.taints import tolerations
+from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
+
+SERVE_FIRST_S = 1.0
+"""A new Replica stays for who waits until a Call is seen on it, or so long: a start serves, however short residency."""
+EXCLUSIVE_S = Start().exclusive_seconds
+"""The start lock of a Replica whose Model has no document any more."""
+ISOLATION = {"any": Isolation.NONE, "memory": Isolation.MEMORY, "hardware": Isolation.HARDWARE}
+LINKS = {"any": Link.NODE, "pcieRoot": Link.PCIE_ROOT, "nvlink": Link.NVLINK}
+NOTHING_KEPT: Mapping[SliceId, str] = MappingProxyType({})
+ENDING = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
+
+
+def want_of(  # noqa: PLR0917  in the order of a Want
+    model: Model,
+    ordinal: int,
+    unserved_since_s: float,
+    force: Force,
+    reason: str,
+    defaults: Pod | None = None,
+    avoids: tuple[NodeId, ...] = (),
+) -> Want:
+    """One Replica of `model` as the packer is asked for it. `defaults`: what the Settings say of pods. `avoids`: nodes
+    that the Model shuns now.
+    """
+    gpu, labels = model.spec.gpu, selector_of(defaults, model.spec.pod)
+    apart, near = model.spec.spread or "", model.spec.near or ""
+    asked = beside(model, defaults)
+    return Want(
+        model=model.name,
+        ordinal=ordinal,
+        devices=gpu.count,
+        memory_bytes=model.memory_bytes,
+        compute_percent=gpu.compute_percent or 0,
+        isolation=ISOLATION[gpu.isolation],
+        products=gpu.models,
+        priority=model.spec.priority,
+        unserved_since_s=unserved_since_s,
+        force=force,
+        artifact=named(model.spec.artifact or ""),
+        image=model.spec.image,
+        reason=reason,
+        selector=tuple(sorted(labels.items())) if labels else (),
+        tolerations=tolerations(defaults, model.spec.pod),
+        avoids=avoids,
+        cpu_milli=asked.cpu_milli,
+        host_bytes=asked.host_bytes,
+        trust=trust_of(model),
+        spare_bytes=spare_bytes(model),
+        spread=Spread(apart, near) if apart or near else None,
+        link=LINKS[gpu.link] if gpu.count > 1 else Link.NODE,
+        growth=growth(model),
+    )
+
+
+def trust_of(model: Model | None) -> Trust:
+    """The Tenants that a Model is for; None: it is not known any more."""
+    if model is None:
+        return NOBODY
+    return () if model.spec.tenants is None else tuple(sorted(set(model.spec.tenants))) or NOBODY
+
+
+def locks(world: World, now_s: float) -> dict[DeviceId, float]:
+    """Devices on which a Replica starts or wakes, and until when that keeps others from starting there. On a part that
+    hardware keeps apart nobody's start is in the way of others.
+    """
+    ends: dict[DeviceId, float] = {}
+    for replica in world.replicas.values():
+        came_from = replica.drain.came_from if replica.drain is not None else None
+        if replica.state not in BEGINNING and not (replica.state == S.DRAINING and came_from == S.STARTING):
+            continue
+        model = world.models.get(replica.model)
+        last_s = max(replica.since_s, replica.started_s or 0.0, replica.grown_s or 0.0)
+        end_s = last_s + (EXCLUSIVE_S if model is None else model.spec.start.exclusive_seconds)
+        for id in replica.slices if end_s > now_s else ():
+            slice_ = world.slices.get(id)
+            if slice_ is not None and not _is_cut(slice_):
+                ends[slice_.device] = max(end_s, ends.get(slice_.device, 0.0))
+    return ends
+
+
+def _is_cut(slice_: Slice) -> bool:
+    return slice_.kind == "dra" and slice_.device_bytes > 0 and slice_.isolation is Isolation.HARDWARE
+
+
+def stuck_s(replica: Replica) -> float:
+    """From when on the Replica should long be gone; infinite while it may still serve."""
+    return replica.since_s + STUCK_S if replica.state in ENDING else inf
+
+
+def evictable_s(world: World, replica: Replica, model: Model, calls: int) -> float:
+    """When its residency ends; `calls` are on it. One that starts stays for who waits or was refused, and so does
+    one that is ready and not called yet; one that nobody used stays as it is held.
+    """
+    load, history = world.loads.get(model.name, NO_LOAD), world.histories.get(model.name, NO_HISTORY)
+    if replica.state in BEGINNING:
+        return inf if load.waiting else max(history.hold_until_s, refused_until_s(history))
+    ready_s = replica.since_s if replica.ready_s is None else replica.ready_s
+    if load.waiting or load.running or used(history, ready_s):
+        stays_s = residency_s(model, history)
+        return ready_s + (max(stays_s, SERVE_FIRST_S) if load.waiting and not calls else stays_s)
+    return held_until_s(model, history, replica)
+
+
+class Look(NamedTuple):
+    """What all Shelves of one tick are made with."""
+
+    world: World
+    now_s: float
+    calls: Mapping[ReplicaId, int]
+    told: bool
+    whole: Collection[DeviceId]
+    locked: Collection[DeviceId]
+    leaving: Collection[ReplicaId]
+    staying: Collection[ReplicaId]
+    shut: Mapping[SliceId, str]
+    prices: Prices
+
+
+def look_at(
+    world: World,
+    now_s: float,
+    leaving: Collection[ReplicaId] = (),
+    staying: Collection[ReplicaId] = (),
+    *,
+    whole: Collection[DeviceId] | None = None,
+    kept: Mapping[SliceId, str] = NOTHING_KEPT,
+) -> Look:
+    """`leaving` and `staying`: Replicas that this tick drains and revives; `whole`: Devices of one Slice, if known;
+    `kept`: Slices on which nothing new is put beside, and why.
+    """
+    return Look(
+        world=world,
+        now_s=now_s,
+        calls=in_use(world),
+        told=complete(world, now_s),
+        whole=alone(world.slices.values()) if whole is None else whole,
+        locked=locks(world, now_s),
+        leaving=leaving,
+        staying=staying,
+        shut={**kept, **shut(world, now_s), **given_back(world)},
+        prices=Prices(world.settings.prices),
+    )
+
+
+def shelves(
+    world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
+) -> tuple[Shelf, ...]:
+    """All Slices in order of their ids, see `look_at`."""
+    look = look_at(world, now_s, leaving, staying)
+    return tuple(shelf_of(look, world.slices[id]) for id in sorted(world.slices))
+
+
+def hosts(
+    world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
+) -> dict[NodeId, Host]:
+    """What is left of each node beside its Devices, see `look_at`."""
+    look, ids = look_at(world, now_s, leaving, staying, whole=()), slices_by_node(world)
+    return {node: host_of(look, node, ids.get(node, ())) for node in world.hosts}
+
+
+def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
+    """The Slices of each."""
+    found: dict[NodeId, list[SliceId]] = {}
+    for id, slice_ in world.slices.items():
+        found.setdefault(slice_.node, []).append(id)
+    return found
+
+
+def host_of(look: Look, node: NodeId, slices: Collection[SliceId]) -> Host:
+    """A node of which it is known what it has, with what is left of that. `slices`: all of them."""
+    world = look.world
+    host, coming = world.hosts[node], Beside()
+    for id in {one for slice_ in slices for one in world.by_slice.get(slice_, ())}:
+        replica = world.replicas[id]
+        host = host.without(replica.beside)
+        if _leaves(look, replica) and look.now_s < stuck_s(replica):
+            coming = coming.plus(replica.beside)
+    return host._replace(coming=coming)
+
+
+def empty_shelves(world: World) -> tuple[Shelf, ...]:
+    """All Slices in order of their ids, as if nobody were on them."""
+    whole, nothing = alone(world.slices.values()), NO_ROOM
+    return tuple(
+        Shelf(
+            slice=slice_,
+            whole=slice_.device in whole,
+            incumbents=(),
+            free=all_of(slice_),
+            coming=nothing,
+            locked=False,
+        )
+        for _, slice_ in sorted(world.slices.items())
+    )
+
+
+def shelf_of(look: Look, slice_: Slice) -> Shelf:
+    """A Slice with who is on it."""
+    shelf = bare(look, slice_)
+    on_it = (look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ()))
+    shelf.incumbents = tuple(_incumbent(look, replica, slice_) for replica in on_it)
+    return shelf
+
+
+def bare(look: Look, slice_: Slice) -> Shelf:
+    """A Slice with what is free of it, without saying who has the rest."""
+    free, coming = all_of(slice_), NO_ROOM
+    trusts, common = set[Trust](), domain_of(slice_) is not None
+    for replica in (look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ())):
+        if common:
+            trusts.add(trust_of(look.world.models.get(replica.model)))
+        room = room_of(replica, slice_)
+        free = free.less(room)
+        if _leaves(look, replica) and look.now_s < stuck_s(replica):
+            coming = coming.plus(room)
+    return Shelf(
+        slice=slice_,
+        whole=slice_.device in look.whole,
+        incumbents=(),
+        free=free,
+        coming=coming,
+        locked=slice_.device in look.locked,
+        closed=closed(look.world, slice_) or look.shut.get(slice_.id, ""),
+        price=look.prices.of(slice_),
+        trusts=frozenset(trust for trust in trusts if trust),
+    )
+
+
+def _leaves(look: Look, replica: Replica) -> bool:
+    """Whether its room is coming."""
+    if replica.id in look.staying:
+        return False
+    return replica.state in LEAVING or replica.model not in look.world.models or replica.id in look.leaving
+
+
+def budget(look: Look) -> Budget:
+    """What elastic Replicas, as their documents are now, have of what they asked for. Who leaves does not count: those
+    that stay are to have enough without it.
+    """
+    found, world = Budget(), look.world
+    for name, model in world.models.items():
+        for id in world.by_model.get(name, ()) if model.spec.gpu.elastic_percent and spare_bytes(model) else ():
+            replica = world.replicas[id]
+            same = replica.spec_hash == model.spec_hash() and replica.memory_bytes > 0
+            if same and not _leaves(look, replica):
+                found.add(model.memory_bytes, min(model.memory_bytes, replica.memory_bytes))
+    return found
+
+
+def alone(slices: Collection[Slice]) -> set[DeviceId]:
+    """Devices that are one Slice, which is all of them."""
+    counts: dict[DeviceId, int] = {}
+    for slice_ in slices:
+        is_part = slice_.device_bytes > slice_.memory_bytes
+        counts[slice_.device] = counts.get(slice_.device, 0) + 1 + is_part
+    return {device for device, count in counts.items() if count == 1}
+
+
+def _incumbent(look: Look, replica: Replica, slice_: Slice) -> Incumbent:
+    world, model = look.world, look.world.models.get(replica.model)
+    load = world.loads.get(replica.model, NO_LOAD)
+    calls = look.calls.get(replica.id, 0)
+    leaving = _leaves(look, replica)
+    stays = model is None or leaving or replica.state not in LIVE
+    return Incumbent(
+        replica=replica.id,
+        model=replica.model,
+        state=replica.state,
+        room=room_of(replica, slice_),
+        priority=0 if model is None else model.spec.priority,
+        busy=not look.told or load.waiting > 0 or calls > 0,
+        kept=model is not None and 0 < floor(world, model, look.now_s).least >= len(lasting(live(world, model.name))),
+        evictable_s=inf if model is None or stays else evictable_s(world, replica, model, calls),
+        leaving=leaving,
+        stuck=look.now_s >= stuck_s(replica),
+        others=len(replica.slices) - 1,
+        trust=trust_of(model),
+        beside=replica.beside,
+    )

@@ -1,0 +1,283 @@
+"""What a Slice rules on a Want: whether it could ever be there, whom it may evict, and what stands in its way.
+
+Owns these three questions and the sentences that answer the last one. `autoscaler.placement.packer` decides by them and
+`autoscaler.explain.model` shows them, so that what people read is what was decided. Decides nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from autoscaler.placement.model.tenant_isolation import Domain, domain_of, strange
+from autoscaler.placement.model.topology import UNKNOWN, WORDS, Team, loose, sizes
+from autoscaler.placement.model.types import Choice, Force, Incumbent, Shelf, Want
+from autoscaler.state.lanes import Kind, Link, Room
+from autoscaler.state.lifecycle import LEAVING, ReplicaState
+from autoscaler.state.node_labels import may_come
+from autoscaler.state.resources import CORE, NOTHING, Beside, Host
+from autoscaler.state.taints import Taint, repels
+from autoscaler.state.world import Slice
+from autoscaler.text import seconds, size
+
+_PLACE = {Link.NODE: "node", Link.PCIE_ROOT: "root", Link.NVLINK: "node"}
+TOLD_MAX = 3
+"""Of the Slices of one node so many are told with who is on them."""
+
+
+def admits(selector: Sequence[tuple[str, str]], slice_: Slice) -> bool:
+    """Whether a Slice's node has these labels, as far as its labels are known."""
+    labels, whole = slice_.labels, slice_.labels_known
+    return all(
+        labels[key] == value if key in labels else not whole or may_come(key, slice_.labels_coming)
+        for key, value in selector
+    )
+
+
+def tolerated(choice: Choice, taints: Sequence[Taint]) -> bool:
+    """Whether none of a node's taints keeps who chooses so away."""
+    return not taints or repels(taints, choice.tolerations) is None
+
+
+def barred(choice: Choice, slice_: Slice) -> str:
+    """What keeps who chooses so off a Slice's node for now, in words; empty: nothing does."""
+    taint = repels(slice_.taints, choice.tolerations) if slice_.taints else None
+    if taint is not None:
+        return f"its node is tainted {taint}, which spec.pod.tolerations do not tolerate"
+    if slice_.node in choice.avoids:
+        return "its cluster's scheduler kept the last pod of the Model off its node; it is tried again later"
+    return ""
+
+
+def keep_away(want: Want, slice_: Slice, there: Iterable[Incumbent]) -> str:
+    """Who of those in a Slice's Domain is for other Tenants than the Want, in words; empty: nobody."""
+    names = sorted({one.model for one in there if strange(want.trust, one.trust)})
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {_there(slice_)}" if names else ""
+
+
+def promised(slice_: Slice) -> str:
+    """Who is about to come there is for other Tenants."""
+    return f"a Model that waits longer is to be {_there(slice_)}"
+
+
+def _there(slice_: Slice) -> str:
+    domain = domain_of(slice_)
+    where = "on its device" if domain is None or domain[1] is not None else "on a shared device of its node"
+    return f"{where} for other tenants"
+
+
+def need(want: Want, shelf: Shelf) -> Room | None:
+    """What the Want takes of this Slice; None: it can never be there, however empty the Slice is."""
+    return takes(want, want.kind, shelf)
+
+
+def takes(want: Want, kind: Kind, shelf: Shelf) -> Room | None:
+    """The same; `kind`: the Want's, which is a little work to make."""
+    room = kind.takes(shelf.lane) if not want.selector or admits(want.selector, shelf.slice) else None
+    return room._replace(places=1) if room is not None and shelf.slice.holders_max else room
+
+
+def evictable(want: Want, incumbent: Incumbent, now_s: float) -> bool:
+    """Whether the Want may take the incumbent's room now."""
+    if incumbent.leaving or incumbent.model == want.model or now_s < incumbent.evictable_s:
+        return False
+    if incumbent.priority != want.priority:
+        return incumbent.priority < want.priority and want.force >= Force.LOWER
+    return not incumbent.kept and want.force >= (Force.BUSY if incumbent.busy else Force.IDLE)
+
+
+def never_reason(want: Want, kinds: Sequence[Shelf], most: int) -> str | None:
+    """Why no Slice could hold the Want, which needs one, however empty; None: one could. `kinds`: one of each kind of
+    Shelf that there is; `most`: of how many Devices that could hold it the node with the most has.
+    """
+    if not kinds:
+        return f"needs {ask(want)}; there is no device"
+    matching = [shelf for shelf in kinds if want.kind.rank(shelf.slice.product) is not None]
+    if not matching:
+        products = sorted({shelf.slice.product or "unnamed" for shelf in kinds})
+        return f"needs a device named like {' or '.join(want.products)}; there are: {', '.join(products)}"
+    matching = [shelf for shelf in matching if admits(want.selector, shelf.slice)]
+    if not matching:
+        return f"needs a node labelled {labelled(want)}; none that has such a device is"
+    if all(need(want, shelf) is None for shelf in matching):
+        return f"needs {ask(want)}; {_too_small(want, [shelf.lane.room for shelf in matching])}"
+    if most < want.devices and want.link:
+        return f"needs {ask(want)}; " + (f"at most {most} are joined so" if most else f"of each {UNKNOWN[want.link]}")
+    if most < want.devices:
+        return f"needs {ask(want)} of one node; the largest node has {most}"
+    return None
+
+
+def _too_small(want: Want, rooms: Sequence[Room]) -> str:
+    """What there is instead of what it needs."""
+    if any(room.holds(Room(want.memory_bytes, want.compute_percent)) for room in rooms):
+        return "what is large enough is only a part of a device" + (", and not kept apart so" if want.isolation else "")
+    largest = max(rooms)
+    return f"the largest has {size(largest.memory_bytes)}{_compute(want, largest)}"
+
+
+def small_reason(want: Want, cpu_milli: int, host_bytes: int) -> str:
+    """Why no node could hold it, however empty. The others: the most that any with Devices for it has."""
+    most = Beside(cpu_milli if want.cpu_milli else 0, host_bytes if want.host_bytes else 0)
+    has = f"none that has such devices has more than {beside(most)}"
+    return f"needs {beside(want.beside)} of one node beside {ask(want)}; {has}"
+
+
+def scarce(want: Want, host: Host | None, node: str) -> str:
+    """What a node has too little of beside its Devices, in words; empty: it has enough. None: it is not known."""
+    lack = NOTHING if host is None else host.left.lack(want.beside)
+    if host is None or lack == NOTHING:
+        return ""
+    pairs = zip(lack, _told(host.left.most(NOTHING)), _told(host.all), ("CPU", "memory"), strict=True)
+    short = [(name, f"{left} left of {all_}") for lacks, left, all_, name in pairs if lacks]
+    names, amounts = " and ".join(name for name, _ in short), ", ".join(amount for _, amount in short)
+    return f"{node} has not {names} enough beside its devices: {amounts}"
+
+
+def unmet_reason(want: Want, best: Shelf | None, closed: str, now_s: float, scarce: str = "") -> str:
+    """Why the Want, which could be placed some day, is not now. `best`: the Shelf that could hold it with the most
+    room; None: none is open. `closed`: what keeps it from others; `scarce`: see there, of who has room on its Devices.
+    """
+    if best is None:
+        return f"needs {ask(want)}; {closed or 'no device that has it is healthy'}"
+    elsewhere = f"; elsewhere {closed}" if closed else ""
+    if scarce:
+        return f"needs {ask(want)} and {beside(want.beside)} of its node; {scarce}{elsewhere}"
+    return f"needs {ask(want)}; the largest has {left(want, best)}, {held(want, best, now_s)}{elsewhere}"
+
+
+def team_reason(want: Want, node: Sequence[Shelf], closed: str, now_s: float, scarce: str = "") -> str:
+    """Why the Want of several Devices, which could be placed some day, is not now. `node`: what could hold it of the
+    node, or of the link, that has the most of that free; empty: none has enough that is open. The others as in
+    `unmet_reason`.
+    """
+    asks = f"needs {ask(want)}" + ("" if want.link else " of one node")
+    if not node:
+        return f"{asks}; {closed or 'no node has as many that are healthy'}"
+    elsewhere = f"; elsewhere {closed}" if closed else ""
+    full = [one for one in node if (room := need(want, one)) is None or not one.free.holds(room)]
+    free = len(node) - len(full)
+    if scarce:
+        return f"{asks} and {beside(want.beside)} beside them; {scarce}{elsewhere}"
+    if free >= want.devices:
+        return f"{asks}; {closed or 'another Replica is starting there, and one starts at a time'}"
+    told = [f"{one.slice.id} is {held(want, one, now_s)}" for one in full[:TOLD_MAX]]
+    more = f" and {len(full) - TOLD_MAX} more are not free" if len(full) > TOLD_MAX else ""
+    return f"{asks}; the {_PLACE[want.link]} with the most has {free} free, {', '.join(told)}{more}{elsewhere}"
+
+
+def neighbours(shelves: Iterable[Shelf]) -> Mapping[Domain | None, Sequence[Incumbent]]:
+    """Who is in each Domain."""
+    found: dict[Domain | None, list[Incumbent]] = {}
+    for shelf in shelves:
+        domain = domain_of(shelf.slice)
+        if domain is not None:
+            found.setdefault(domain, []).extend(shelf.incumbents)
+    return found
+
+
+def teams_of(want: Want, shelves: Iterable[Shelf]) -> Mapping[Team, int]:
+    """Of how many Devices that could hold it, were they empty, each Team is."""
+    able = (one.slice for one in shelves if want.kind.rank(one.slice.product) is not None and need(want, one))
+    return sizes(able, want.link) if want.devices > 1 else {}
+
+
+def why_not(
+    want: Want,
+    shelf: Shelf,
+    now_s: float,
+    there: Mapping[Domain | None, Sequence[Incumbent]],
+    host: Host | None = None,
+    *,
+    teams: Mapping[Team, int] | None = None,
+) -> str:
+    """What keeps the Want from this Slice, for people; empty: nothing does. `there`: see `neighbours`; `host`: its
+    node's, as far as that is known; `teams`: see there, None: links are not looked at.
+    """
+    if shelf.closed:
+        return shelf.closed
+    if not shelf.slice.healthy:
+        return "it is not healthy"
+    if want.kind.rank(shelf.slice.product) is None:
+        return f"it is {shelf.slice.product or 'of no named product'}, not {' or '.join(want.products)}"
+    if not admits(want.selector, shelf.slice):
+        return f"its node is not labelled {labelled(want)}"
+    bar = barred(want.choice, shelf.slice)
+    bar = bar or keep_away(want, shelf.slice, there.get(domain_of(shelf.slice), ()))
+    if bar:
+        return bar
+    room = need(want, shelf)
+    if room is None:
+        return f"it has {size(shelf.slice.memory_bytes)} in all, which cannot be {ask(want)}"
+    apart = loose(shelf.slice, want.link, teams, want.devices) if teams is not None else ""
+    if apart:
+        return apart
+    if not shelf.free.holds(room):
+        return f"{left(want, shelf)}, {held(want, shelf, now_s)}"
+    short = scarce(want, host, "its node")
+    return short or ("another Replica is starting on this device, and one starts at a time" if shelf.locked else "")
+
+
+def ask(want: Want) -> str:
+    """`20Gi on one device`."""
+    if want.devices > 1:
+        joined = f" {WORDS[want.link]}" if want.link else ""
+        each = f" of {size(want.memory_bytes)}" if want.memory_bytes else ""
+        return f"{want.devices} whole devices{each}{joined}"
+    if want.memory_bytes == 0:
+        return "a whole device"
+    compute = f" and {want.compute_percent} % of compute" if want.compute_percent else ""
+    apart = f" with {want.isolation.name.lower()} isolation" if want.isolation else ""
+    least = f" or {size(want.least.memory_bytes)} at least" if want.spare_bytes else ""
+    return f"{size(want.memory_bytes)}{least}{compute} on one device{apart}"
+
+
+def left(want: Want, shelf: Shelf) -> str:
+    """`4Gi free of 24Gi`, `4Gi and 30 % of compute free of 24Gi and 100 %` for who asks for compute."""
+    free, all_ = shelf.free, shelf.lane.room
+    percent = f" and {all_.compute_percent} %" if want.compute_percent else ""
+    return f"{size(free.memory_bytes)}{_compute(want, free)} free of {size(all_.memory_bytes)}{percent}"
+
+
+def _compute(want: Want, room: Room) -> str:
+    return f" and {room.compute_percent} % of compute" if want.compute_percent else ""
+
+
+def beside(amounts: Beside) -> str:
+    """`4 cores and 16Gi`."""
+    return " and ".join(told for amount, told in zip(amounts, _told(amounts), strict=True) if amount)
+
+
+def _told(amounts: Beside) -> tuple[str, str]:
+    return f"{amounts.cpu_milli / CORE:g} cores", size(amounts.host_bytes)
+
+
+def labelled(want: Want) -> str:
+    """`zone=a, disk=ssd`."""
+    return ", ".join(f"{key}={value}" for key, value in want.selector)
+
+
+def held(want: Want, shelf: Shelf, now_s: float) -> str:
+    """`held by llama-8b (busy, residency ends in 12 s)`."""
+    full = shelf.slice.holders_max > 0 and not shelf.free.places
+    there = [f"{i.model} ({standing(want, i, now_s)})" for i in shelf.incumbents]
+    there += [f"pods of others ({shelf.slice.theirs})"] if full and shelf.slice.theirs else []
+    told = f"held by {', '.join(there)}" if there else "promised to Models that wait longer"
+    return f"{told}, and takes no more than {shelf.slice.holders_max} at once" if full else told
+
+
+def standing(want: Want, incumbent: Incumbent, now_s: float) -> str:
+    """Why the incumbent stays, or that it goes."""
+    if incumbent.stuck:
+        return f"{incumbent.state}, and should long be gone"
+    if incumbent.leaving:
+        return str(incumbent.state) if incumbent.state in LEAVING else "leaves soon"
+    words = ["busy" if incumbent.busy else "idle"]
+    if incumbent.state in (ReplicaState.STARTING, ReplicaState.WAKING):
+        words = [str(incumbent.state)]
+    if incumbent.priority > want.priority:
+        words.append("higher priority")
+    elif incumbent.kept and incumbent.priority == want.priority:
+        words.append("kept by replicas.min")
+    elif now_s < incumbent.evictable_s < float("inf"):
+        words.append(f"residency ends in {seconds(incumbent.evictable_s - now_s)}")
+    return ", ".join(words)

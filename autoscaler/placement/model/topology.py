@@ -1,0 +1,73 @@
+"""What joins Devices of one node more closely than the node does, as far as that is known of their Slices. Pure.
+
+Owns what is known of NVLink: by a label of the node, and by products. A better link does for a worse one. Devices that
+a device plug-in only counts have no PCIe root that is known; where NVLink joins all of a node, that does not matter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Final
+
+from autoscaler.state.lanes import Link
+from autoscaler.state.world import NodeId, Slice
+
+CLIQUE: Final = "nvidia.com/gpu.clique"
+"""The label that NVIDIA's GPU feature discovery and DRA driver give a node whose GPUs are in an NVLink fabric:
+`CLUSTERUUID.CLIQUEID`, one for a node. GPUs of one value reach each other by NVLink, on other nodes, too."""
+NVLINKED: Final = (
+    "tesla-v100-sxm3-*", "nvidia-a100-sxm4-*", "nvidia-a800-sxm4-*", "nvidia-h100-80gb-hbm3", "nvidia-h800",
+    "nvidia-h20", "nvidia-h20-3e", "nvidia-h200", "nvidia-b200", "nvidia-b300-sxm6-*", "nvidia-gb200", "nvidia-gb300",
+)  # fmt: skip
+"""Products of which NVLink joins all of a node to all, by NVSwitch or, on boards of four, directly: globs over the name
+with `-` for spaces, in small letters. After "GPU Baseboard Topologies" in NVIDIA's guide to NVSwitch systems (HGX-2,
+HGX A100, H100, B200; docs.nvidia.com) and their kin. V100 of SXM2 is none (a mesh where not all reach all), nor is any
+card (`-PCIe`, `-NVL`): bridges join two or four of them, and nothing tells which."""
+WORDS: Final = {Link.PCIE_ROOT: "of one PCIe root", Link.NVLINK: "joined by NVLink"}
+UNKNOWN: Final = {
+    Link.PCIE_ROOT: "its PCIe root is not known (a DRA driver may tell it, a device plug-in does not)",
+    Link.NVLINK: f"it is not known to have NVLink (by its product, or by the label {CLIQUE} of its node)",
+}
+
+Team = tuple[NodeId, str]
+"""Devices that a link joins: their node, and the link."""
+
+
+def join(slice_: Slice, link: Link) -> str:
+    """What joins its Device to others of its node so well, or better; empty: nothing that is known."""
+    if link is Link.NODE:
+        return "node"
+    if slice_.labels.get(CLIQUE) or _nvlinked(slice_.product):
+        return "nvlink"
+    return f"root {slice_.link}" if link is Link.PCIE_ROOT and slice_.link else ""
+
+
+def team(slice_: Slice, link: Link) -> Team:
+    """The Team that its Device is of."""
+    return slice_.node, join(slice_, link)
+
+
+def sizes(slices: Iterable[Slice], link: Link) -> Mapping[Team, int]:
+    """Of each Team, how many of these it has."""
+    return Counter(team(one, link) for one in slices)
+
+
+def loose(slice_: Slice, link: Link, many: Mapping[Team, int], devices: int) -> str:
+    """What lacks of a link to so many, in words; empty: nothing. `many`: see `sizes`."""
+    if devices <= 1:
+        return ""
+    if not join(slice_, link):
+        return UNKNOWN[link]
+    size = many.get(team(slice_, link), 0)
+    if link is Link.NODE:
+        return "" if size >= devices else f"of its node only {size} could hold it, not {devices}"
+    return "" if size >= devices else f"of its node only {size} are {WORDS[link]} with it, not {devices}"
+
+
+@cache
+def _nvlinked(product: str) -> bool:
+    name = product.strip().lower().replace(" ", "-")
+    return any(fnmatchcase(name, one) for one in NVLINKED)

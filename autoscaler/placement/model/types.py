@@ -1,0 +1,307 @@
+"""The words of packing: Wants in, Placements, victims and unmet Wants out; and the Shelf, one Slice with what is on it.
+
+Owns the types that `autoscaler.placement.packer` works on, and the arithmetic of one Shelf. Knows nothing of Models,
+Demand or time beyond numbers: `autoscaler.placement.model.bins` fills them from the World, so what-if questions can
+fill them from elsewhere. Memory is bytes, compute percent of one Device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.spec.pod import Toleration
+from autoscaler.state.lanes import Isolation, Kind, Lane, Link, Room
+from autoscaler.state.leases import LeaseId
+from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.resources import NOTHING, Beside
+from autoscaler.state.world import NodeId, Slice, SliceId
+
+if TYPE_CHECKING:  # imports NumPy, which processes that only read documents do without
+    from autoscaler.placement.model.tenant_isolation import Trust
+
+
+class Force(IntEnum):
+    """Whom a Want may evict; each grade includes those before it. Nobody is evicted before the end of its residency."""
+
+    NONE = 0
+    """Nobody: it takes what is free (a surge of a rollout)."""
+    LOWER = 1
+    """Those of lower priority (a Replica that no Call waits for)."""
+    IDLE = 2
+    """Also idle ones of its own priority (one more Replica of a Model that is served)."""
+    BUSY = 3
+    """Also busy ones of its own priority (Calls wait and no Replica of the Model takes them)."""
+
+
+class Choice(NamedTuple):
+    """By what a Want chooses among nodes: see there."""
+
+    selector: tuple[tuple[str, str], ...]
+    tolerations: tuple[Toleration, ...]
+    avoids: tuple[NodeId, ...]
+
+
+class Spread(NamedTuple):
+    """By what a Want would be apart from the other Replicas of its Model, or near them: labels of nodes, or empty."""
+
+    label: str = ""
+    """To be apart: nodes with one value of it fail together; so do those without it."""
+    near: str = ""
+    """To be near: nodes with one value of it are; those without it are near nobody."""
+    nodes: tuple[NodeId, ...] = ()
+    """Where the others are, each as often as there are some."""
+
+
+class Supplies(NamedTuple):
+    """What its node is to have before a Replica runs, or has to bring."""
+
+    artifact: str = ""
+    """Its weights; empty: none that nodes keep."""
+    image: str = ""
+    """Its engine's; empty: it needs none."""
+    weights_bytes: int = 0
+    """0: not known, and taken for much."""
+
+
+class Growth(NamedTuple):
+    """How much more memory than it asks for a Want makes use of, in steps."""
+
+    most_bytes: int = 0
+    step_bytes: int = 1
+
+
+NO_GROWTH: Final = Growth()
+
+
+class Want(NamedTuple):
+    """One Replica that is to be placed."""
+
+    model: ModelName
+    ordinal: int = 0
+    """Tells the Wants of one Model apart."""
+    devices: int = 1
+    """Whole Devices when > 1; 0 needs none."""
+    memory_bytes: int = 0
+    """Of each Device; 0 is the whole Device."""
+    compute_percent: int = 0
+    isolation: Isolation = Isolation.NONE
+    products: tuple[str, ...] = ()
+    """Case-insensitive globs over the Device's product, in order of preference; empty takes any."""
+    priority: int = 0
+    unserved_since_s: float = 0.0
+    """The longer unserved of two goes first, so that nobody starves."""
+    force: Force = Force.NONE
+    artifact: str = ""
+    image: str = ""
+    reason: str = ""
+    selector: tuple[tuple[str, str], ...] = ()
+    """Labels, sorted, that its node must have."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints of nodes that do not keep it away."""
+    avoids: tuple[NodeId, ...] = ()
+    """Nodes that did not take it lately, sorted."""
+    cpu_milli: int = 0
+    host_bytes: int = 0
+    """CPU and memory of its node, beside Devices."""
+    trust: Trust = ()
+    spare_bytes: int = 0
+    """Of `memory_bytes`: with so much less it makes do."""
+    spread: Spread | None = None
+    link: Link = Link.NODE
+    """What joins all of several Devices, at least."""
+    growth: Growth = NO_GROWTH
+    begins_s: float = 0.0
+    """It is not needed before."""
+
+    @property
+    def beside(self) -> Beside:
+        """Both."""
+        return Beside(self.cpu_milli, self.host_bytes)
+
+    @property
+    def kind(self) -> Kind:
+        """What decides where it fits."""
+        return Kind(
+            self.devices, self.memory_bytes, self.compute_percent, self.isolation, self.products, self.cpu_milli,
+            self.host_bytes, self.spare_bytes, self.link,
+        )  # fmt: skip
+
+    @property
+    def least(self) -> Want:
+        """With which it makes do."""
+        return self.granted(self.memory_bytes - self.spare_bytes)
+
+    def granted(self, memory_bytes: int) -> Want:
+        """The same, of which so much was granted."""
+        return self._replace(memory_bytes=memory_bytes, spare_bytes=0) if self.spare_bytes else self
+
+    @property
+    def supplies(self) -> Supplies:
+        """What its node has to bring where it is not there yet."""
+        return Supplies(self.artifact, self.image, self.memory_bytes * max(1, self.devices))
+
+    @property
+    def choice(self) -> Choice:
+        """By what it chooses among nodes."""
+        return Choice(self.selector, self.tolerations, self.avoids)
+
+
+class Incumbent(NamedTuple):
+    """A Replica on a Shelf."""
+
+    replica: ReplicaId
+    model: ModelName
+    state: ReplicaState
+    room: Room
+    """What it holds of the Slice: everything where it is there alone by right."""
+    priority: int = 0
+    busy: bool = False
+    """Calls run on it or wait for its Model."""
+    kept: bool = False
+    """Its Model wants no fewer (`replicas.min`): only a higher priority may evict it."""
+    evictable_s: float = 0.0
+    """When its residency ends; infinite: never (somebody waits for its start)."""
+    leaving: bool = False
+    """It drains, stops or is scrubbed: its room is coming."""
+    stuck: bool = False
+    """It should have left long ago: its room is not counted on."""
+    others: int = 0
+    """On how many other Slices it is, too."""
+    trust: Trust = ()
+    beside: Beside = NOTHING
+    """What it has of its node."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Shelf:
+    """One Slice as the packer sees it. `pack` works on copies: what it is given stays as it is."""
+
+    slice: Slice
+    whole: bool
+    """It is all of its Device, so that a Replica alone on it has a Device of its own."""
+    incumbents: tuple[Incumbent, ...]
+    free: Room
+    """Held by nobody and promised to nobody."""
+    coming: Room
+    """Held by those who leave, and promised to nobody."""
+    locked: bool
+    """A Replica is starting on its Device, so that no other may start there now."""
+    closed: str = ""
+    """Why nothing new is put here, in words; empty: it is open."""
+    price: float = 0.0
+    """Of its Device, per hour; 0: nothing at the margin, or not known."""
+    trusts: frozenset[Trust] = frozenset()
+    """Of those on it that are not for everybody, where strangers may not be on one Device
+    (`autoscaler.placement.model.tenant_isolation`).
+    """
+
+    @property
+    def lane(self) -> Lane:
+        """What it has in common with those that are alike."""
+        return lane_of(self.slice, whole=self.whole, price=self.price)
+
+    def copy(self) -> Shelf:
+        """Another Shelf with the same things on it."""
+        return Shelf(
+            slice=self.slice,
+            whole=self.whole,
+            incumbents=self.incumbents,
+            free=self.free,
+            coming=self.coming,
+            locked=self.locked,
+            closed=self.closed,
+            price=self.price,
+            trusts=self.trusts,
+        )
+
+    def reserve(self, need: Room) -> None:
+        """Promises `need` to somebody: first of what is free, then of what is coming."""
+        rest = need.less(self.free)
+        self.free = self.free.less(need)
+        self.coming = self.coming.less(rest)
+
+    def evict(self, replica: ReplicaId) -> None:
+        """Its room is coming from now on."""
+        after: list[Incumbent] = []
+        for incumbent in self.incumbents:
+            if incumbent.replica == replica and not incumbent.leaving:
+                self.coming = self.coming.plus(incumbent.room)
+                after.append(incumbent._replace(leaving=True))
+            else:
+                after.append(incumbent)
+        self.incumbents = tuple(after)
+
+    def keep(self, victim: Incumbent) -> None:
+        """It stays after all: its room is neither coming nor free."""
+        rest = victim.room.less(self.coming)
+        self.coming = self.coming.less(victim.room)
+        self.free = self.free.less(rest)
+        self.incumbents = tuple(victim if one.replica == victim.replica else one for one in self.incumbents)
+
+
+def lane_of(one: Slice, *, whole: bool, price: float = 0.0) -> Lane:
+    """What a Slice has in common with those that are alike. `whole`: it is all of its Device."""
+    return Lane(one.memory_bytes, one.product, one.compute_percent, one.isolation, one.shared, whole, price)
+
+
+UNKNOWN_START_S = 60.0
+"""What a Model whose start was never measured is taken to need."""
+
+
+class Outlook(NamedTuple):
+    """What the packer may expect: what a restart costs."""
+
+    start_s: Mapping[ModelName, float] = {}
+    """Seconds that a start of the Model takes: the cost of evicting it."""
+
+    def restart_s(self, model: ModelName) -> float:
+        """The cost of starting `model` again."""
+        return self.start_s.get(model, UNKNOWN_START_S)
+
+
+class Placement(NamedTuple):
+    """Where a Want goes now. `memory_bytes` is claimed on each Slice."""
+
+    want: Want
+    slices: tuple[SliceId, ...]
+    memory_bytes: int
+    node: NodeId | None = None
+    """Where it is known what nodes have beside Devices; else None, and also for who needs no Device and fits on none of
+    these: it may still be put on another.
+    """
+
+
+class Victim(NamedTuple):
+    """A Replica that makes room, and for whom."""
+
+    replica: ReplicaId
+    model: ModelName
+    want: Want
+
+
+class Missing(NamedTuple):
+    """A Want that is not placed now, and why. `never`: no Slice is large enough, whoever leaves."""
+
+    want: Want
+    reason: str
+    never: bool = False
+    promised: bool = False
+    """Room for it is coming, or is made."""
+    slices: tuple[SliceId, ...] = ()
+    """Where, if it is on these."""
+    ready_s: float | None = None
+    """In so many seconds a Replica is expected on what was ordered for it; infinite: nobody can say; None: nothing."""
+    lease: LeaseId | None = None
+    """It is to be on this, which is on its way."""
+
+
+class Packing(NamedTuple):
+    """The packer's answer; every Want is in `placements` or in `unmet`."""
+
+    placements: tuple[Placement, ...] = ()
+    victims: tuple[Victim, ...] = ()
+    unmet: tuple[Missing, ...] = ()

@@ -1,0 +1,402 @@
+"""The packer: which Replica goes to which Slice, and who makes room for it.
+
+Owns the choice of Slices and victims, for production, what-if questions and simulation alike. Promises: no Slice is
+over-committed, nor the CPU or memory of a node; who needs a link has no Devices across two; nobody of higher priority,
+within residency, or awaited makes room; one Want takes victims on one Slice only (several Devices, or too little CPU or
+memory: of one node), and none while room is coming; victims are minimal; the same input in any order gives the same
+answer, and what it is given stays as it was.
+
+Victims are minimal: none of a batch's victims can be spared. For none of them is there a way to place every Want that
+has room by now, placed or promised, with only the others gone, wherever these Wants go: who is placed now is placed
+now, with as much as it was granted, and who has room promised finds it in its turn free, coming, or held by victims
+whom it, or one before it there, may evict. What is only preferred (cheap Devices, Copies, near or apart) gives way.
+So it is up to the bounds of the search (`autoscaler.placement.minimal_eviction`); beyond them victims may go who could
+have stayed.
+
+Where there is room, the Stock chooses
+(`autoscaler.placement.index.arrays`: preferred products, then cheap Devices, then near or apart from others of its
+Model, then nodes with its Copy and image, then the least waste), and an elastic Want may be granted less than it asks
+for (`autoscaler.placement.index.elastic`); else the cheapest way to make some is taken. At the end who may have more
+gets what is of no use to others (`autoscaler.placement.growth`). It never starts or drains anything:
+`autoscaler.planner.plan` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cached_property, reduce
+from math import isnan
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.placement.eviction import COMING, EVICT, LOCKED, Key, Option, cost_of
+from autoscaler.placement.eviction_options import Ways
+from autoscaler.placement.growth import checked, grow
+from autoscaler.placement.hosting import amounts
+from autoscaler.placement.index.elastic import MEAN, Budget, settle
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.minimal_eviction import fewer
+from autoscaler.placement.minimal_eviction_input import Going, Held, Put
+from autoscaler.placement.model.predicates import need, team_reason, unmet_reason
+from autoscaler.placement.model.types import Incumbent, Missing, Outlook, Packing, Placement, Shelf, Victim, Want
+from autoscaler.placement.overlay import Supposed
+from autoscaler.state.lanes import NO_ROOM
+from autoscaler.state.resources import NOTHING, Beside
+from autoscaler.state.world import Copy, NodeId, SliceId
+
+
+def pack(
+    wanted: Sequence[Want], yard: Yard, copies: Set[Copy], outlook: Outlook, now_s: float, *, told: bool = True
+) -> Packing:
+    """Places what fits, in order of priority, then longest unserved, then name; names victims for what does not.
+
+    A Want with victims is in `unmet` too: it is placed by a later call, when they are gone. Who is not `told` why there
+    is no room, nor whether there never is, is answered sooner. Raises ValueError for a Want of an amount or a turn that
+    is none, of no Model, or named twice, and for a time that is none.
+    """
+    if isnan(now_s):
+        raise ValueError(f"now_s is {now_s}: expected a time in seconds")
+    checked(wanted)
+    yard.locality.tell(copies)
+    most = reduce(Beside.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
+    ordered = _in_turn(wanted)
+
+    bench = _Bench(yard, outlook, now_s, most, told=told)
+    yard.stock.mark()
+    try:
+        packing = _packed(ordered, bench)
+    finally:
+        yard.rewind()
+    going = bench.going(packing.victims)
+    if not going or sum(max(1, one.want.devices) for one in bench.held.values()) < 2:
+        return packing  # of one Want on one Slice they are the fewest already
+    puts = fewer([*bench.held.values()], going, yard, now_s)
+    if puts is None:
+        return packing
+    other = _Bench(yard, outlook, now_s, most, told=told)
+    yard.stock.mark()
+    try:
+        return _moved(ordered, other, bench.held, dict(zip(bench.held, puts, strict=True)))
+    finally:
+        yard.rewind()
+
+
+def _packed(ordered: Sequence[Want], bench: _Bench) -> Packing:
+    placements: list[Placement] = []
+    victims: dict[ReplicaId, tuple[Incumbent, Want]] = {}
+    promised: dict[int, tuple[Option, ...]] = {}
+    unmet: list[Missing] = []
+    hopeless: dict[Want, Missing] = {}
+    for number, want in enumerate(ordered):
+        placement = bench.place(number, want)
+        if placement is not None:
+            placements.append(placement)
+            continue
+        alike = want._replace(ordinal=0)
+        if alike in hopeless:
+            unmet.append(hopeless[alike]._replace(want=want))
+            continue
+        options = bench.cheapest(want)
+        if options is None:
+            hopeless[alike] = bench.hopeless(want)
+            unmet.append(hopeless[alike])
+        else:
+            promised[len(unmet)] = options
+            where = tuple(one.shelf.slice.id for one in options)
+            unmet.append(Missing(want, bench.wait(options), promised=True, slices=where))
+            victims |= {victim.replica: (victim, want) for victim in bench.evict(number, want, options)}
+    spared = bench.spare([victim for victim, _ in victims.values()])
+    for at, options in promised.items() if spared else ():
+        unmet[at] = unmet[at]._replace(reason=bench.wait([bench.without(one, spared) for one in options]))
+    going = (Victim(id, one.model, want) for id, (one, want) in victims.items() if id not in spared)
+    return _whole(placements, going, unmet, bench)
+
+
+def _moved(ordered: Sequence[Want], bench: _Bench, held: Mapping[int, Held], puts: Mapping[int, Put]) -> Packing:
+    """Those who have room have it there instead, by number in that order; others have what is left, if they fit in."""
+    placements: dict[int, Placement] = {}
+    unmet: dict[int, Missing] = {}
+    victims: list[Victim] = []
+    for number in sorted(held, key=lambda number: (not held[number].now, number)):
+        want, put = ordered[number], puts[number]
+        placement = bench.start(number, want, held[number], put)
+        if placement is not None:
+            placements[number] = placement
+            continue
+        options = bench.options(held[number].want, put)
+        unmet[number] = Missing(want, bench.wait(options), promised=True, slices=put.slices)
+        victims += (Victim(one.replica, one.model, want) for one in bench.evict(number, want, options))
+    for number, want in enumerate(ordered):
+        if number not in held:
+            placement = bench.place(number, want)
+            if placement is None:
+                unmet[number] = bench.hopeless(want)
+            else:
+                placements[number] = placement
+    return _whole(
+        [placements[number] for number in sorted(placements)],
+        victims,
+        [unmet[number] for number in sorted(unmet)],
+        bench,
+    )
+
+
+def _whole(
+    placements: Sequence[Placement], victims: Iterable[Victim], unmet: Sequence[Missing], bench: _Bench
+) -> Packing:
+    """With what grows, now that everybody else has what there is."""
+    going, waiting = tuple(victims), [one.want for one in unmet if not one.never]
+    grown = grow(placements, waiting, {one.replica for one in going}, bench.supposed)
+    return Packing(grown, going, tuple(unmet))
+
+
+def _in_turn(wanted: Sequence[Want]) -> list[Want]:
+    """Who goes first is first. Raises ValueError: see `pack`."""
+    named = set[tuple[ModelName, int]]()
+    for want in wanted:
+        if not want.model:
+            raise ValueError("model of a request is empty: expected the name of a Model")
+        if (want.model, want.ordinal) in named:
+            raise ValueError(f"ordinal of a request is {want.ordinal} twice for {want.model}: expected each once")
+        named.add((want.model, want.ordinal))
+        for field, amount in (("priority", want.priority), ("unserved_since_s", want.unserved_since_s)):
+            if isnan(amount):
+                raise ValueError(f"{field} of a request is {amount}: expected a number")
+    return sorted(wanted, key=order)
+
+
+def order(want: Want) -> Key:
+    """Who goes first."""
+    return (-want.priority, want.unserved_since_s, want.model, want.ordinal)
+
+
+class _Bench:
+    """One call of the packer."""
+
+    def __init__(self, yard: Yard, outlook: Outlook, now_s: float, most: Beside, *, told: bool) -> None:
+        self._yard = yard
+        self._told = told
+        self._now_s = now_s
+        self._outlook = outlook
+        self.supposed = Supposed(yard, most)
+        self._ways = Ways(self.supposed, outlook, now_s)
+        self._placed: dict[ModelName, list[NodeId]] = {}
+        """Of who would be apart: where others of their Models were put."""
+        self.held: dict[int, Held] = {}
+        """By number of a Want in their order: what it was given, or is promised."""
+        self._evicted: dict[ReplicaId, list[SliceId]] = {}
+        self._unwelcome: set[ReplicaId] = set()
+        """Strangers to somebody who has room promised: they go whether their room is needed or not."""
+
+    @cached_property
+    def _budget(self) -> Budget:
+        """Who is placed or promised room here counts, too."""
+        return self._yard.budget()
+
+    # --- room now -----------------------------------------------------------------------------------------------------
+
+    def place(self, number: int, want: Want) -> Placement | None:
+        """Takes the room, and locks the Devices: a Replica is about to start there. None: there is no room now."""
+        yard, spread = self._yard, want.spread
+        if spread is not None:
+            spread = spread._replace(nodes=(*spread.nodes, *self._placed.get(want.model, ())))
+        found = settle(
+            want.kind,
+            lambda: self._budget,
+            lambda kind: yard.choose(kind, want.choice, want.supplies, want.trust, spread),
+            yard.granted,
+        )
+        place = None if found is None else found[0]
+        node = None if place is None else yard.nodes[place.node]
+        if want.devices == 0:
+            return self._start(number, want, want, (), node)
+        if found is None or place is None:
+            return None
+        return self._start(number, want, want.granted(found[1].memory_bytes), yard.slices(place), node)
+
+    def start(self, number: int, want: Want, held: Held, put: Put) -> Placement | None:
+        """The same where it is put; None: there is no room yet."""
+        got, shelves = held.want, [self.supposed.shelf(id) for id in put.slices]
+        node = shelves[0].slice.node if shelves else held.node
+        host = None if node is None else self.supposed.host(node)
+        if not held.now and not (
+            all(self._is_free(got, one) for one in shelves) and (host is None or host.left.holds(want.beside))
+        ):
+            return None
+        if want.spare_bytes:
+            self._budget.add(want.memory_bytes, got.memory_bytes)
+        return self._start(number, want, got, put.slices, node)
+
+    def _is_free(self, got: Want, shelf: Shelf) -> bool:
+        room = need(got, shelf)
+        free = room is not None and shelf.free.holds(room) and not shelf.locked
+        return free and not self.supposed.strangers(got, shelf.slice)
+
+    def _start(self, number: int, want: Want, got: Want, ids: tuple[SliceId, ...], node: NodeId | None) -> Placement:
+        """`got`: the Want as it was granted."""
+        if want.spread is not None and node is not None and ids:
+            self._placed.setdefault(want.model, []).append(node)
+        shelves = [self.supposed.shelf(id) for id in ids]
+        for id in ids:
+            shelf = self.supposed.change(id)
+            room = need(got, shelf)
+            if room is None or not shelf.free.holds(room):
+                raise AssertionError(f"{id} was chosen for {want.model}, and has no room for it")
+            shelf.reserve(room)
+            self.supposed.promise(want, shelf.slice)
+            self.supposed.lock(shelf.slice)
+        seat = self._seat(want, node)
+        self.held[number] = Held(got, ids, True, seat)
+        return Placement(want, ids, claim(got, shelves) if ids else want.memory_bytes, seat)
+
+    def _seat(self, want: Want, node: NodeId | None) -> NodeId | None:
+        """Takes the CPU and memory of its node, where it is known what that has."""
+        host = None if node is None else self.supposed.host(node)
+        if node is None or host is None:
+            return None
+        self.supposed.suppose(node, host.promised(want.beside))
+        return node
+
+    # --- room to be made ----------------------------------------------------------------------------------------------
+
+    def hopeless(self, want: Want) -> Missing:
+        """There is no way now, and why."""
+        if not self._told:
+            return Missing(want, "")
+        never = self._yard.why.never(want)
+        if never is not None:
+            return Missing(want, never, never=True)
+        closed = self._yard.why.closed(want)
+        scarce = self._yard.why.scarce(want)
+        if want.devices > 1:
+            node = [self.supposed.shelf(id) for id in self._yard.why.team(want)]
+            return Missing(want, team_reason(want, node, closed, self._now_s, scarce))
+        best = self._yard.why.roomiest(want)
+        why = unmet_reason(want, None if best is None else self.supposed.shelf(best), closed, self._now_s, scarce)
+        if want.spare_bytes and not self._budget.allows(want.memory_bytes, want.least.memory_bytes):
+            why += f"; all elastic Replicas together are to have {MEAN // 10} % of what they ask for"
+        return Missing(want, why)
+
+    def cheapest(self, want: Want) -> tuple[Option, ...] | None:
+        """The Options to take, one per Device; None: there is no way now."""
+        return self._ways.cheapest(want, lambda: self._budget)
+
+    def options(self, got: Want, put: Put) -> tuple[Option, ...]:
+        """The Options to take where it is put. `got`: the Want as it was granted."""
+        shelves = [self.supposed.shelf(id) for id in put.slices]
+        here = {one.replica for shelf in shelves for one in shelf.incumbents}
+        strangers = [self.supposed.strangers(got, shelf.slice) for shelf in shelves]
+        here |= {one.replica for some in strangers for one in some}
+        host = self.supposed.host(shelves[0].slice.node)
+        wide = any(one.replica not in here for one in put.victims)
+        wide = wide or (host is not None and not host.left.holds(got.beside))
+        rung = EVICT if put.victims else COMING
+        if rung == COMING and not wide and not any(strangers):
+            rung = LOCKED if all(one.free.holds(need(got, one) or NO_ROOM) for one in shelves) else COMING
+        return tuple(
+            Option(rung, (), shelf, need(got, shelf) or NO_ROOM, put.victims, some, wide)
+            for shelf, some in zip(shelves, strangers, strict=True)
+        )
+
+    def evict(self, number: int, want: Want, options: Sequence[Option]) -> tuple[Incumbent, ...]:
+        """Promises the room to the Want, so that no later one counts on it; gives the victims, each once."""
+        full = want.granted(want.memory_bytes)
+        got = full if all(need(full, one.shelf) == one.need for one in options) else want.least
+        self.held[number] = Held(got, tuple(one.shelf.slice.id for one in options), False)
+        victims = {victim.replica: victim for option in options for victim in option.victims}
+        chosen = [id for option in options for id in self._touched(option)]
+        self.supposed.gone |= victims.keys()
+        for replica, victim in victims.items():
+            held = self._yard.held_by(victim, chosen)
+            self._evicted[replica] = [id for id in held if self.supposed.holds(id, replica)]
+            for id in self._evicted[replica]:
+                shelf = self.supposed.change(id)
+                shelf.evict(replica)
+                self._yard.sync(shelf)
+        for one in options:
+            self._unwelcome |= {stranger.replica for stranger in one.strangers}
+            shelf = self.supposed.change(one.shelf.slice.id)
+            shelf.reserve(one.need)
+            self.supposed.promise(want, shelf.slice)
+            self._yard.sync(shelf)
+        node = options[0].shelf.slice.node
+        host = self.supposed.host(node)
+        if host is not None:
+            coming = host.coming.plus(amounts(victims.values()))
+            self.supposed.suppose(node, host._replace(coming=coming).promised(want.beside))
+        return tuple(victims.values())
+
+    def spare(self, victims: Sequence[Incumbent]) -> Set[ReplicaId]:
+        """Those who may stay after all, dearest first: who went for a later Want makes room enough for all."""
+        spared: set[ReplicaId] = set()
+        for victim in sorted(victims, key=lambda one: (*cost_of([one], self._outlook), one.replica), reverse=True):
+            shelves = [self.supposed.shelf(id) for id in self._evicted[victim.replica]]
+            roomy = all(one.free.plus(one.coming).holds(victim.room) for one in shelves)
+            node = shelves[0].slice.node
+            host = self.supposed.host(node)
+            roomy = roomy and (host is None or host.soon.holds(victim.beside))
+            if not roomy or victim.replica in self._unwelcome:
+                continue
+            for one in shelves:
+                one.keep(victim)
+            if host is not None:
+                self.supposed.hosts[node] = host.kept(victim.beside)
+            spared.add(victim.replica)
+        return spared
+
+    def going(self, victims: Iterable[Victim]) -> list[Going]:
+        """Those victims, and where they are; the dearest first."""
+        found: list[Going] = []
+        for replica in (victim.replica for victim in victims):
+            ids = self._evicted[replica]
+            there = self._yard.shelf(ids[0]).incumbents
+            found += [Going(one, tuple(ids)) for one in there if one.replica == replica][:1]
+        return sorted(found, key=lambda one: (*cost_of([one.victim], self._outlook), one.victim.replica), reverse=True)
+
+    def without(self, one: Option, spared: Set[ReplicaId]) -> Option:
+        """That Option as it is when they stay."""
+        victims = tuple(victim for victim in one.victims if victim.replica not in spared)
+        if len(victims) == len(one.victims):
+            return one
+        return one._replace(
+            victims=victims, rung=EVICT if victims else COMING, shelf=self.supposed.shelf(one.shelf.slice.id)
+        )
+
+    def _touched(self, one: Option) -> Sequence[SliceId]:
+        """The Slices that its victims may be on."""
+        if one.wide:
+            return self._yard.slices_of(one.shelf.slice.node)
+        return self._yard.together(one.shelf.slice) if one.strangers else (one.shelf.slice.id,)
+
+    def wait(self, options: Sequence[Option]) -> str:
+        """Why a Want that has room promised is not placed yet."""
+        worst = max(options, key=lambda option: option.rung)
+        there = self.supposed.around(worst.shelf.slice.node) if worst.wide else worst.shelf.incumbents
+        return wait(worst, there)
+
+
+def wait(one: Option, there: Iterable[Incumbent]) -> str:
+    """Why a Want that is to have that is not placed yet. `there`: who is where somebody has to leave."""
+    where = one.shelf.slice.id
+    if one.rung == EVICT:
+        return f"makes room on {where}: {_names(one.victims)} {_verb(one.victims)} to leave"
+    leaving = tuple(i for i in (*one.strangers, *there) if i.leaving)
+    if one.rung == COMING and leaving:
+        return f"waits on {where} until {_names(leaving)} {_verb(leaving, 'has', 'have')} left"
+    if one.rung == COMING:
+        return f"waits on {where} for room that is promised"
+    return f"waits on {where} until the Replica that is starting there is ready: one starts at a time"
+
+
+def claim(want: Want, shelves: Iterable[Shelf]) -> int:
+    """Bytes that the Want claims on each of these, which it is to have."""
+    shared = [shelf for shelf in shelves if want.memory_bytes == 0 or shelf.slice.shared]
+    rooms = (room for shelf in shared if (room := need(want, shelf)) is not None)
+    return min((room.memory_bytes for room in rooms), default=want.memory_bytes)
+
+
+def _names(incumbents: Sequence[Incumbent]) -> str:
+    return ", ".join(sorted({incumbent.model for incumbent in incumbents}))
+
+
+def _verb(incumbents: Sequence[Incumbent], one: str = "is", many: str = "are") -> str:
+    return one if len({incumbent.model for incumbent in incumbents}) == 1 else many

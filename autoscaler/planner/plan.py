@@ -1,0 +1,405 @@
+"""The plan: World -> Actions, each with a reason. The only place that decides.
+
+`plan(world, now_s)` is pure and looks at one snapshot: broken starts fail, and so do those that could not work, before
+they are tried; acknowledged drains stop, Replicas wanted again revive, what is not wanted drains, victims make room,
+and what fits starts, in this order; a GPU that is in parts empties for who needs all of it
+(`autoscaler.rearrange.vacate_gpu`); who is kept off its node drains where another has room, and where room is free only
+in pieces one Replica at a time moves (`autoscaler.rearrange.defragmentation`); an idle node is cut anew for what fits
+no cut that there is (`autoscaler.rearrange.mig_repartition`); and capacity is ordered for whom there is no room, and
+given back (`autoscaler.provisioning.provisioner`, `autoscaler.provisioning.returning`). Folding its Actions and
+planning again at the same time adds nothing of the same kind. One Replica at a time starts on a Device. `next_s` says
+when time alone changes the answer, so that the loop can sleep. It performs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from math import inf
+
+from msgspec.structs import replace
+
+from autoscaler.capacity import ordered_slices
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.demand import desired_replicas
+from autoscaler.demand.desired_replicas import NO_HISTORY, Wanted
+from autoscaler.demand.history import limit_s
+from autoscaler.placement.cache import Survey
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.model.bins import ENDING, locks, stuck_s
+from autoscaler.placement.model.spread import apart
+from autoscaler.placement.model.types import Missing, Outlook, Packing, Placement, Want
+from autoscaler.placement.tryout import Ground as Trial
+from autoscaler.placement.whole_gpus import waits
+from autoscaler.planner.reconcile import NOTHING, STOP_GRACE_S, Case, Compared, absent, compare, retire
+from autoscaler.planner.resting import Resting
+from autoscaler.provisioning import provisioner
+from autoscaler.queries.cordons import STOPPED
+from autoscaler.queries.gateways import in_use, next_change_s, verdict
+from autoscaler.queries.node_reports import ILL, lost
+from autoscaler.queries.overcommit import leaving
+from autoscaler.queries.sizing import slots
+from autoscaler.rearrange import vacate_gpu
+from autoscaler.rearrange.consolidation import homeward
+from autoscaler.rearrange.defragmentation import defragment
+from autoscaler.rearrange.mig_repartition import cut
+from autoscaler.rearrange.migration import elsewhere, gives_up
+from autoscaler.rearrange.moves import Ground
+from autoscaler.spec.model import Model
+from autoscaler.state.actions import (
+    AcquireLease,
+    Action,
+    CutNode,
+    DrainReplica,
+    FailReplica,
+    FailStart,
+    Plan,
+    ReleaseLease,
+    ReviveReplica,
+    StartReplica,
+    StopReplica,
+    Unmet,
+)
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Move, Replica, World
+from autoscaler.text import seconds
+
+UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+NAME_MAX = 100
+"""Characters of a Model's name that go into the ids of its Replicas: an id is a file name and a label."""
+
+
+def plan(world: World, now_s: float) -> Plan:
+    """The ordered Actions for this snapshot; empty while the driver has not listed what exists, or another leads."""
+    return Planner().plan(world, now_s)
+
+
+class Planner:
+    """Plans one World after the other, and looks only at what is not as it was. What it says does not depend on what it
+    was asked before.
+    """
+
+    def __init__(self) -> None:
+        self._survey, self._resting = Survey(), Resting()
+
+    def plan(self, world: World, now_s: float) -> Plan:
+        """See `plan`."""
+        if not world.synced or not world.leads:
+            return Plan()
+        try:
+            return self._plan(world, now_s)
+        except BaseException:
+            self._survey, self._resting = Survey(), Resting()  # what they keep may be of half a plan
+            raise
+
+    def _plan(self, world: World, now_s: float) -> Plan:
+        tick = _Tick(world, now_s, self._survey, self._resting)
+        tick.compare_models()
+        tick.leave_lost()
+        tick.leave_crowded()
+        tick.end_replicas()
+        tick.place()
+        return tick.plan()
+
+
+def all_wanted(world: World, now_s: float, models: Iterable[Model] | None = None) -> dict[ModelName, Wanted]:
+    """What is wanted of these Models, by name; None: of every one of which anything is wanted or there."""
+    if models is None:
+        models = (model for model in world.models.values() if not desired_replicas.quiet(world, model))
+    answers = [desired_replicas.wanted(world, model, now_s) for model in models]
+    return {answer.model: answer for answer in sorted(answers, key=lambda answer: answer.model)}
+
+
+def pressing(world: World, answers: dict[ModelName, Wanted], now_s: float) -> dict[ModelName, int]:
+    """How many Replicas each Model lacks, of those that may start now or within this episode's next try."""
+    lacking: dict[ModelName, int] = {}
+    for name, answer in answers.items():
+        lack = answer.count - len(desired_replicas.live(world, name)) if answer.count else 0
+        if lack > 0 and name not in world.obstacles and now_s >= world.histories.get(name, NO_HISTORY).refused_until_s:
+            lacking[name] = lack
+    return lacking
+
+
+class _Tick:
+    """One plan in the making."""
+
+    def __init__(self, world: World, now_s: float, survey: Survey, resting: Resting) -> None:
+        self.world, self.now_s = world, now_s
+        self.survey, self.resting = survey, resting
+        self.fails: list[FailReplica] = []
+        self.impossible: list[FailStart] = []
+        self.stops: list[StopReplica] = []
+        self.revives: list[ReviveReplica] = []
+        self.drains: list[DrainReplica] = []
+        self.starts: list[StartReplica] = []
+        self.cut: CutNode | None = None
+        self.supplies: tuple[AcquireLease | ReleaseLease, ...] = ()
+        self.unmet: dict[ModelName, Unmet] = {}
+        self.wants: list[Want] = []
+        self.rollouts: dict[ModelName, DrainReplica] = {}
+        self.tries: set[ModelName] = set()
+        self.next_s = inf
+
+    def later(self, at_s: float | None) -> None:
+        """Time alone changes the plan at `at_s`."""
+        if at_s is not None and self.now_s < at_s < self.next_s:
+            self.next_s = at_s
+
+    def compare_models(self) -> None:
+        """Wanted against what there is, Model by Model, in order of names."""
+        world, now_s = self.world, self.now_s
+        answers = all_wanted(world, now_s, self._stirring())
+        lacking, calls = pressing(world, answers, now_s), in_use(world)
+        for name, answer in answers.items():
+            self.later(answer.next_s)
+            if answer.count == 0 and name not in world.by_model:
+                continue
+            model = world.models[name]
+            compared = compare(Case(world, model, answer, lacking, calls, now_s))
+            self._take(name, compared)
+            if compared is NOTHING:
+                self.resting.note(world, model, now_s, answer.next_s)
+        for name in sorted(world.by_model.keys() - world.models.keys()):
+            for replica in (world.replicas[id] for id in world.by_model[name]):
+                why = STOPPED if name in world.stops else f"its Model is {absent(replica)}"
+                self._retire(retire(replica, why))
+
+    def _stirring(self) -> Iterator[Model]:
+        """Models that are not known to be at rest."""
+        self.resting.look(self.world, self.now_s)
+        for model in self.world.models.values():
+            if desired_replicas.quiet(self.world, model):
+                continue
+            rest = self.resting.rest(self.world, model, self.now_s)
+            if rest is None:
+                yield model
+            else:
+                self.later(rest.next_s)
+
+    def _take(self, name: ModelName, compared: Compared) -> None:
+        self.later(compared.next_s)
+        self.revives += compared.revives
+        self.wants += compared.wants
+        for action in compared.retires:
+            self._retire(action)
+        for unmet in compared.unmet:
+            self.unmet.setdefault(unmet.model, unmet)
+        if compared.fail is not None:
+            self.impossible.append(compared.fail)
+        if compared.rollout is not None:
+            self.rollouts[name] = compared.rollout
+
+    def _retire(self, action: DrainReplica | StopReplica | None) -> None:
+        if isinstance(action, DrainReplica):
+            self.drains.append(action)
+        elif action is not None:
+            self.stops.append(action)
+
+    def leave_lost(self) -> None:
+        """Who is on a Device that is lost goes at once: the next look starts another."""
+        going = self._going()
+        for id in lost(self.world, self.now_s):
+            if id not in going:
+                self._retire(retire(self.world.replicas[id], ILL))
+
+    def leave_crowded(self) -> None:
+        """Where a scheduler put more than there is room for, the youngest go: the next look starts others elsewhere."""
+        for id, reason in leaving(self.world, self._going()).items():
+            action = retire(self.world.replicas[id], reason)
+            self._retire(replace(action, crowded=True) if isinstance(action, DrainReplica) else action)
+
+    def end_replicas(self) -> None:
+        """Starts over their limit fail; failed ones and acknowledged drains stop, unless they are revived."""
+        revived = {action.replica for action in self.revives}
+        retired = {action.replica for action in self.drains} | {action.replica for action in self.stops}
+        for id in sorted(self.world.replicas):
+            replica = self.world.replicas[id]
+            if replica.state == S.READY or id in revived or id in retired:
+                continue
+            limit = limit_s(self.world, replica)
+            if limit is not None and self.now_s >= limit:
+                self.fails.append(FailReplica(replica=id, reason=self._too_long(replica)))
+            elif replica.state == S.FAILED:
+                reason = replica.failure or "it broke"
+                self.stops.append(StopReplica(replica=id, grace_s=STOP_GRACE_S, reason=reason))
+            elif replica.state == S.DRAINING:
+                answer = verdict(self.world, replica, self.now_s)
+                self.later(answer.next_s)
+                if answer.stop:
+                    why = f"{replica.drain.reason}; {answer.reason}" if replica.drain is not None else answer.reason
+                    self.stops.append(StopReplica(replica=id, grace_s=STOP_GRACE_S, reason=why))
+            else:
+                self.later(limit)
+
+    def _too_long(self, replica: Replica) -> str:
+        model = self.world.models[replica.model]
+        return f"not ready after {seconds(model.spec.start.seconds_max)}, which is start.secondsMax"
+
+    def place(self) -> None:
+        """Asks the packer, and turns its answer into starts, victims' drains and sentences."""
+        going = self._going()
+        asked = elsewhere(self.world, self.now_s, going, len(self.wants))
+        self.later(asked.next_s)
+        moves = asked.by_want
+        if not self.wants and not moves:
+            self._go_home()
+            self._settle(Packing(), self.survey.outlook)
+            return
+        wants = [*(apart(self.world, want, going) for want in self.wants), *moves]
+        staying, expected = {action.replica for action in self.revives}, self.survey.outlook
+        packing, yard, next_s = vacate_gpu.packed(
+            wants,
+            lambda more, kept: self.survey.yard(self.world, self.now_s, going | more, staying, kept),
+            vacate_gpu.Ground(self.world, expected, self.now_s),
+            moves,
+        )
+        self.later(next_s)
+        for placement in packing.placements:
+            if placement.want not in moves:
+                self.starts.append(self._start(placement))
+        for victim in packing.victims:
+            if victim.want not in moves:
+                self._evict(victim.replica, victim.want)
+        for missing in packing.unmet:
+            for node in missing.want.avoids:
+                shun = self.world.shuns.get((missing.want.model, node))
+                self.later(None if shun is None else shun.until_s)
+        room = dict.fromkeys((*(one.want for one in packing.placements), *(one.want for one in packing.victims)))
+        self.drains += [gives_up(moves[want]) for want in room if want in moves]
+        unmet = tuple(one for one in packing.unmet if one.want not in moves)
+        unmet = self._cut(self._defragment(waits(unmet, self.world), packing, yard, expected), packing)
+        packing = packing._replace(unmet=unmet)
+        self._wait(packing._replace(unmet=self._settle(packing, expected)), yard, expected)
+
+    def _go_home(self) -> None:
+        """Nobody lacks room: who is on capacity that costs may begin to move."""
+        if not self.world.rented.guests:
+            return
+        going = self._going()
+        yard = self.survey.yard(self.world, self.now_s, going, {action.replica for action in self.revives})
+        found = homeward(Ground(self.world, yard, self.survey.outlook, self.now_s, going))
+        self.later(found.next_s)
+        if found.step is not None:
+            self.starts.append(self._start(found.step.home, found.step.move))
+
+    def _settle(self, packing: Packing, expected: Outlook) -> tuple[Missing, ...]:
+        """Capacity is ordered for whom there is no room, and given back where nobody needs it."""
+        ground = Trial(self.world, expected, self.now_s, frozenset(self._going()))
+        found = provisioner.settle(packing, [start.replica for start in self.starts], ground)
+        self.supplies = found.actions
+        owners = {action.order.owner for action in found.actions if isinstance(action, AcquireLease)}
+        self.tries |= owners & self.world.models.keys()
+        self.later(found.next_s)
+        return found.unmet
+
+    def _cut(self, unmet: tuple[Missing, ...], packing: Packing) -> tuple[Missing, ...]:
+        """An idle node may be cut anew for what is unmet."""
+        taken = [id for placement in packing.placements for id in placement.slices]
+        taken += [id for start in self.starts for id in start.replica.slices]
+        found = cut(unmet, self.world, self.now_s, taken)
+        self.cut = found.order
+        self.later(found.next_s)
+        return found.unmet
+
+    def _defragment(
+        self, unmet: tuple[Missing, ...], packing: Packing, yard: Yard, expected: Outlook
+    ) -> tuple[Missing, ...]:
+        """What is unmet only because what is free is in pieces says so; a Replica may begin to move for it."""
+        ground = Ground(
+            world=self.world,
+            yard=yard,
+            outlook=expected,
+            now_s=self.now_s,
+            going=self._going(),
+            astir={want.model for want in self.wants} | {action.replica.model for action in self.starts},
+            taken=[id for placement in packing.placements for id in placement.slices],
+        )
+        found = defragment(unmet, ground)
+        self.later(found.next_s)
+        self.starts += [self._start(step.home, step.move) for step in found.steps[:1]]
+        return found.unmet
+
+    def _going(self) -> set[ReplicaId]:
+        return {a.replica for a in self.drains} | {a.replica for a in self.stops} | {a.replica for a in self.fails}
+
+    def _start(self, placement: Placement, move: Move | None = None) -> StartReplica:
+        want, world = placement.want, self.world
+        self.tries.add(want.model)
+        model = world.models[want.model]
+        hash = model.spec_hash()
+        taken = {action.replica.id for action in self.starts}
+        id, intent, ordinal = ReplicaId(""), "", want.ordinal
+        while not id or id in taken or id in world.replicas:
+            intent = intent_of(world.installation, world.epoch, world.version, want.model, ordinal)
+            id = ReplicaId(f"{UNSAFE.sub('-', want.model)[:NAME_MAX]}-{hash}-{intent}")
+            ordinal += 1
+        replica = Replica(
+            id=id,
+            model=want.model,
+            spec_hash=hash,
+            intent=intent,
+            slices=placement.slices,
+            memory_bytes=placement.memory_bytes,
+            compute_percent=want.compute_percent,
+            beside=want.beside,
+            slots=slots(model, placement.memory_bytes),
+            state=S.PENDING,
+            since_s=self.now_s,
+            created_s=self.now_s,
+            wanted_s=None if want.unserved_since_s == inf else want.unserved_since_s,
+            reason=want.reason,
+            move=move,
+            marks=ordered_slices.marks(world, want.model, placement.slices),
+        )
+        return StartReplica(replica=replica, reason=want.reason)
+
+    def _evict(self, id: ReplicaId, want: Want) -> None:
+        """The victim drains; one that no Call can be on is dropped."""
+        self.tries.add(want.model)
+        replica = self.world.replicas[id]
+        ready_s = replica.ready_s
+        resident = "was starting" if ready_s is None else f"was resident {seconds(self.now_s - ready_s)}"
+        why = want.reason.removeprefix(f"wake {want.model}: ")
+        reason = f"make room for {want.model}: {replica.model} {resident}, {why}"
+        self._retire(retire(replica, reason, victim_of=want.model))
+
+    def _wait(self, packing: Packing, yard: Yard, expected: Outlook) -> None:
+        """Sentences for what is not placed, rollouts that need a Slice, and when time could help."""
+        for missing in packing.unmet:
+            name = missing.want.model
+            where = missing.slices if missing.promised else ()
+            unmet = Unmet(
+                model=name, reason=missing.reason, never=missing.never, slices=where, ready_s=missing.ready_s,
+                lease=missing.lease,
+            )  # fmt: skip
+            self.unmet.setdefault(name, unmet)
+            if name in self.rollouts and not any(start.replica.model == name for start in self.starts):
+                self.tries.add(name)
+                self.drains.append(self.rollouts.pop(name))
+        if not packing.unmet:
+            return
+        for end_s in (*locks(self.world, self.now_s).values(), *(one.until_s for one in self.world.fallen.values())):
+            self.later(end_s)
+        yard.look(expected)
+        self.later(yard.roster.next_s(self.now_s))
+        for replica in self.world.replicas.values():
+            if replica.state in ENDING and any(id in yard.shelves for id in replica.slices):
+                self.later(stuck_s(replica))
+
+    def plan(self) -> Plan:
+        """The Actions in their order."""
+        actions: list[Action] = [*self.fails, *self.impossible, *self.stops, *self.revives, *self.drains]
+        actions += self.starts
+        actions += [*([] if self.cut is None else [self.cut]), *self.supplies]
+        self.later(next_change_s(self.world, self.now_s))
+        unmet = tuple(self.unmet[name] for name in sorted(self.unmet))
+        next_s = None if self.next_s == inf else self.next_s
+        return Plan(actions=tuple(actions), unmet=unmet, next_s=next_s, tries=tuple(sorted(self.tries)))
+
+
+def intent_of(installation: str, epoch: int, version: int, model: ModelName, ordinal: int) -> str:
+    """The idempotency key of a start: the same decision, taken again by the same leader, has the same key."""
+    decision = f"{epoch}/{version}/{model}/{ordinal}"
+    key = f"{installation}/{decision}" if installation else decision
+    return hashlib.sha256(key.encode()).hexdigest()[:10]

@@ -1,0 +1,278 @@
+"""Wanted against what there is, for one Model: what is revived, what drains, and what the packer is asked for.
+
+Owns the order in which Replicas go, revival before starting, respect for retry times and for what is known to stand in
+the way of a start (nothing is asked of the packer then), and the rollout of a changed spec
+(`rollout.surge` new Replicas at a time: on free Slices first, else one old one drains; a new spec that fails halts). It
+looks at one Model only; `autoscaler.planner.plan` puts the Models together and asks the packer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import NamedTuple
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.demand.desired_replicas import BEGINNING, NO_HISTORY, Wanted, live, residency_s, unserved_since_s
+from autoscaler.placement.model.bins import want_of
+from autoscaler.placement.model.types import Force, Want
+from autoscaler.queries.cordons import moving, moving_reason, must_go
+from autoscaler.queries.node_reports import is_lost
+from autoscaler.queries.stranded_pods import avoided, left_for_good
+from autoscaler.spec.model import ADOPTED_HASH, Model
+from autoscaler.state.actions import DrainReplica, FailStart, ReviveReplica, StopReplica, Unmet
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import History, Move, Replica, World
+from autoscaler.text import seconds
+
+WANTS_MAX = 32
+"""Replicas of one Model that are asked for in one tick; the next tick asks for more."""
+STOP_GRACE_S = 10.0
+"""Between SIGTERM and SIGKILL. No Call is left on the Replica, or its own grace is over."""
+READ_S_MAX = 15.0
+"""So long nothing is started of a Model whose memory an agent is to read of its artifact: agents report every few
+seconds, and one that reads takes not much longer. Then it is counted with whole Devices."""
+UNREAD = "an agent reads how much memory it takes, of its artifact"
+HOME = "where nothing has to be paid for"
+DRAINABLE = frozenset({S.STARTING, S.READY, S.UNREADY})
+DROPPABLE = frozenset({S.PENDING, S.WAKING, S.ASLEEP, S.FALLING_ASLEEP})
+
+
+class Case(NamedTuple):
+    """One Model with what is wanted of it. `pressing`: Models that lack Replicas and may start some; `calls`: Calls on
+    each Replica that has any.
+    """
+
+    world: World
+    model: Model
+    answer: Wanted
+    pressing: Mapping[ModelName, int]
+    calls: Mapping[ReplicaId, int]
+    now_s: float
+
+    @property
+    def history(self) -> History:
+        """What is remembered of the Model."""
+        return self.world.histories.get(self.model.name, NO_HISTORY)
+
+    @property
+    def obstacle(self) -> str:
+        """Why a start would surely fail; empty: nothing is known."""
+        return self.world.obstacles.get(self.model.name, "")
+
+
+class Compared(NamedTuple):
+    """What one Model needs."""
+
+    revives: tuple[ReviveReplica, ...] = ()
+    retires: tuple[DrainReplica | StopReplica, ...] = ()
+    """Drains; or drops, where no Call can be."""
+    wants: tuple[Want, ...] = ()
+    unmet: tuple[Unmet, ...] = ()
+    fail: FailStart | None = None
+    """None of it is there, and none could start."""
+    rollout: DrainReplica | None = None
+    """The old Replica that gives way to its successor when the packer finds no free Slice for it."""
+    next_s: float | None = None
+
+
+NOTHING = Compared()
+
+
+def retire(replica: Replica, reason: str, victim_of: ModelName | None = None) -> DrainReplica | StopReplica | None:
+    """The Action that makes it go; None: it already goes."""
+    if replica.state in DRAINABLE:
+        return DrainReplica(replica=replica.id, reason=reason, victim_of=victim_of)
+    if replica.state in DROPPABLE:
+        return StopReplica(replica=replica.id, grace_s=STOP_GRACE_S, reason=reason)
+    return None
+
+
+def absent(replica: Replica) -> str:
+    """What became of its Model, which is not known any more."""
+    adopted = replica.spec_hash == ADOPTED_HASH
+    return "no longer annotated, or it was deleted" if adopted else "no longer in the documents"
+
+
+def compare(case: Case) -> Compared:
+    """What the Model needs."""
+    supply = live(case.world, case.model.name)
+    missing = case.answer.count - len(supply)
+    if not missing and not any(_outdated(case, replica) for replica in supply):
+        return NOTHING
+    forced = [action for replica in supply if (action := _forced_out(case, replica)) is not None]
+    if forced and missing >= 0:
+        return Compared(retires=tuple(forced))  # the next look starts others for them
+    if missing < 0:
+        return _surplus(case, supply, -missing)
+    revives = _revive(case)[:missing]
+    missing -= len(revives)
+    more = _ask(case, len(supply) + len(revives), missing) if missing else _roll(case, supply)
+    return more._replace(revives=revives)
+
+
+def _outdated(case: Case, replica: Replica) -> bool:
+    """Whether another shall take its place: its spec has changed, or an operator drains where it is."""
+    return replica.spec_hash != case.model.spec_hash() or moving(case.world, replica) is not None
+
+
+def _forced_out(case: Case, replica: Replica) -> DrainReplica | StopReplica | None:
+    """It goes at once, whether or not another is there in its place."""
+    cordon = moving(case.world, replica)
+    if cordon is None or not (cordon.force or cordon.at_once):
+        return None
+    return retire(replica, moving_reason(cordon))
+
+
+def _revive(case: Case) -> tuple[ReviveReplica, ...]:
+    """Draining Replicas that may come back, best first: not those whose Slice another Model still waits for."""
+    hash = case.model.spec_hash()
+    back: list[tuple[int, bool, float, ReplicaId]] = []
+    for id in case.world.by_model.get(case.model.name, ()):
+        replica = case.world.replicas[id]
+        drain = replica.drain
+        if replica.state != S.DRAINING or drain is None or replica.spec_hash != hash:
+            continue
+        if must_go(case.world, replica) or left_for_good(replica) or is_lost(case.world, replica, case.now_s):
+            continue
+        if drain.victim_of is None or drain.victim_of not in case.pressing:
+            back.append((replica.rank, drain.came_from != S.READY, -(replica.ready_s or 0.0), id))
+    reason = f"wanted again: {case.answer.reason}"
+    return tuple(ReviveReplica(replica=id, reason=reason) for *_, id in sorted(back))
+
+
+def _ask(case: Case, have: int, missing: int) -> Compared:
+    """Wants for what is missing, unless a failed start has to wait for its next try."""
+    history, answer, name = case.history, case.answer, case.model.name
+    due_s = start_after_s(history)
+    if case.now_s < due_s:
+        why = history.failure or "its last start failed"
+        reason = f"{why}; next try in {seconds(due_s - case.now_s)}"
+        return Compared(unmet=(Unmet(model=name, reason=reason),), next_s=due_s)
+    if case.obstacle:
+        if not have:
+            return Compared(fail=FailStart(model=name, reason=case.obstacle))
+        return Compared(unmet=(Unmet(model=name, reason=f"one more cannot start: {case.obstacle}"),))
+    read_by_s = read_by(case)
+    if case.now_s < read_by_s:
+        return Compared(unmet=(Unmet(model=name, reason=UNREAD),), next_s=read_by_s)
+    reason = f"wake {name}: {answer.reason}" if not have else f"one more {name}: {answer.reason}"
+    wants: list[Want] = []
+    avoids = avoided(case.world, name, case.now_s)
+    for ordinal in range(min(missing, WANTS_MAX)):
+        since_s, force = inf, force_of(answer, have + ordinal)
+        if answer.urgent:
+            since_s = case.now_s if have + ordinal else unserved_since_s(case.world, name, case.now_s)
+        want = want_of(case.model, ordinal, since_s, force, reason, case.world.settings.pod, avoids)
+        ahead = answer.begins_s is not None and have + ordinal >= answer.now
+        wants.append(want._replace(begins_s=answer.begins_s or 0.0) if ahead else want)
+    return Compared(wants=tuple(wants))
+
+
+def force_of(answer: Wanted, before: int) -> Force:
+    """Whom one more Replica may evict, beside so many that there are."""
+    if not answer.urgent:
+        return Force.LOWER
+    return Force.IDLE if before else Force.BUSY
+
+
+def start_after_s(history: History) -> float:
+    """No start before this: the next try of an episode, or the end of a back-off."""
+    return max(history.retry_at_s, history.refused_until_s)
+
+
+def read_by(case: Case) -> float:
+    """No start before this, unless it is known by then how much memory it takes: who leads anew has to hear that first.
+    Where the artifact could not be looked at nobody waits.
+    """
+    model, unbrought = case.model, case.world.unbrought
+    if model.unread_s is None or any(one in unbrought for one in model.artifacts()):
+        return -inf
+    return max(model.unread_s, case.world.leading_since_s) + READ_S_MAX
+
+
+def _surplus(case: Case, supply: Sequence[Replica], many: int) -> Compared:
+    """The ones that go: whose place another took, then of an old spec, then starting, then on capacity that costs, then
+    with the least Calls, then the youngest.
+    """
+    answer, spec, moves = case.answer, case.model.spec, _moves(supply)
+    many -= _surging(case, supply) if answer.count else 0
+    resident_s = residency_s(case.model, case.history) if 0 < answer.count < spec.replicas.max else 0.0
+    reason = answer.reason if answer.count == 0 else f"{answer.count} suffice: {answer.reason}"
+    retires: list[DrainReplica | StopReplica] = []
+    next_s: float | None = None
+    for replica in sorted(supply, key=lambda one: (one.id not in moves, *_going_order(case, one))):
+        if len(retires) >= many:
+            break
+        end_s = resident_s + (replica.since_s if replica.ready_s is None else replica.ready_s)
+        if replica.state not in BEGINNING and case.now_s < end_s:
+            next_s = end_s if next_s is None else min(next_s, end_s)
+            if replica.rank:
+                break  # no other can go before it
+            continue
+        cordon = moving(case.world, replica) if answer.count else None
+        move = moves.get(replica.id) if answer.count and cordon is None else None
+        if move is not None and replica.id in case.world.undisturbed:
+            many -= 1  # both serve until a PodDisruptionBudget lets the old one go
+            continue
+        told = reason if cordon is None else moving_reason(cordon)
+        if move is not None:
+            told = f"another has taken its place, {f'to make room for {move.room_for}' if move.room_for else HOME}"
+        action = retire(replica, told, victim_of=None if move is None else move.room_for or None)
+        retires += [action] if action is not None else []
+    return Compared(retires=tuple(retires), next_s=next_s)
+
+
+def _moves(supply: Sequence[Replica]) -> dict[ReplicaId, Move]:
+    """Whose place another of them takes."""
+    return {replica.move.replica: replica.move for replica in supply if replica.move is not None}
+
+
+def _surging(case: Case, supply: Sequence[Replica]) -> int:
+    """New Replicas that start beside those whose place they take: so many more than wanted are right."""
+    begin = sum(replica.state in BEGINNING and not _outdated(case, replica) for replica in supply)
+    moves = _moves(supply)
+    old = sum(replica.id in moves or _outdated(case, replica) for replica in supply)
+    return min(begin, old, max(1, case.model.spec.rollout.surge))
+
+
+def _going_order(case: Case, replica: Replica) -> tuple[bool, int, bool, bool, int, float, str]:
+    new, ready = not _outdated(case, replica), replica.state not in BEGINNING
+    home = replica.id not in case.world.rented.guests
+    return (new, -replica.rank, ready, home, case.calls.get(replica.id, 0), -replica.created_s, replica.id)
+
+
+def _roll(case: Case, supply: Sequence[Replica]) -> Compared:
+    """One step of a rollout; nothing when all Replicas have the present spec, or while a step is under way."""
+    history, surge = case.history, case.model.spec.rollout.surge
+    old = [replica for replica in supply if _outdated(case, replica)]
+    under_way = len(case.world.by_model.get(case.model.name, ())) > len(supply)
+    begin = sum(r.state in BEGINNING and r not in old for r in supply)
+    if not old or under_way or begin >= max(1, surge):
+        return NOTHING
+    first, due_s = min(old, key=lambda replica: _going_order(case, replica)), start_after_s(history)
+    cordon = moving(case.world, first)
+    who = "its changed spec" if cordon is None else "the one that is to take its place"
+    if case.now_s < due_s:
+        wait = seconds(due_s - case.now_s)
+        reason = f"{who} fails to start, the old one serves; next try in {wait}: {history.failure}"
+        return Compared(unmet=(Unmet(model=case.model.name, reason=reason),), next_s=due_s)
+    if case.obstacle:
+        reason = f"{who} cannot start, the old one serves: {case.obstacle}"
+        return Compared(unmet=(Unmet(model=case.model.name, reason=reason),))
+    if case.now_s < (read_by_s := read_by(case)):
+        return Compared(unmet=(Unmet(model=case.model.name, reason=UNREAD),), next_s=read_by_s)
+    why = "its spec has changed" if cordon is None else moving_reason(cordon)
+    if not surge and cordon is None:
+        action = None if history.episodes else retire(first, f"{why}, and rollout.surge is 0")
+        return Compared(retires=() if action is None else (action,))
+    drain = retire(first, f"{why} and no Slice is free beside it")
+    gives_way = drain if isinstance(drain, DrainReplica) and not history.episodes and not begin else None
+    force = Force.NONE
+    if cordon is not None and cordon.why:  # it goes when its time is over; until then another is found, or ordered
+        gives_way, force = None, Force.LOWER
+    told = f"roll out the changed spec of {case.model.name}" if cordon is None else f"move {case.model.name}: {why}"
+    many = min(max(1, surge), len(old)) - begin
+    defaults, avoids = case.world.settings.pod, avoided(case.world, case.model.name, case.now_s)
+    wants = tuple(want_of(case.model, ordinal, inf, force, told, defaults, avoids) for ordinal in range(many))
+    return Compared(wants=wants, rollout=gives_way)

@@ -1,0 +1,243 @@
+"""What would be started where, if these Models were called so: if nothing ran yet, or now. Pure; touches nothing.
+
+Owns the question and how it is answered: by the plan itself, again and again, as if every start got ready at once and
+served whom it is for, and as if who goes were gone at once. So the answer is the plan's own; what differs is that no
+time passes. Asked of a World as it is (`ahead`), what is under way there has come to its end, and its Calls go on as
+they are: Calls that wait there already come first. Promises: it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName
+from autoscaler.demand.desired_replicas import BEGINNING, NO_LOAD
+from autoscaler.fold.fold import Observation, fold
+from autoscaler.placement.model.bins import shelves
+from autoscaler.planner.plan import Planner
+from autoscaler.queries.gateways import in_use
+from autoscaler.rearrange.mig_repartition import WAIT_S
+from autoscaler.spec.load import Documents
+from autoscaler.state.actions import (
+    AcquireLease,
+    Acted,
+    Action,
+    CutNode,
+    DrainReplica,
+    FailStart,
+    Plan,
+    ReleaseLease,
+    StartReplica,
+    StopReplica,
+    Unmet,
+)
+from autoscaler.state.events import DocumentsSeen, GatewaySeen, ReplicaSeen, Reported, Seen, SlicesSeen, Synced
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Fact, Replica, Slice, SliceId, World
+
+PATH = "/api/v1/what-if"
+CALLS_MAX = 1_000_000
+Calls = Annotated[int, msgspec.Meta(ge=0, le=CALLS_MAX)]
+GATEWAY = GatewayId("what-if")
+TENANT = TenantName("default")
+BEGIN_S, STEP_S = 10_000.0, 0.001
+"""Between two looks hardly any time passes: whoever was started is within its residency, and nobody has to go."""
+WAITED_S = 3600.0
+"""So long all have waited: nothing is put off until somebody has waited longer."""
+ROUNDS_MAX = 10_000
+"""Each does something, or is the last."""
+AHEAD_ROUNDS_MAX = 64
+"""The same, asked of what runs: who leads has more to do."""
+ENDED = frozenset({S.STOPPING, S.SCRUBBING})
+
+
+class Asked(NamedTuple):
+    """The Calls of one Model."""
+
+    waiting: int = 0
+    running: int = 0
+
+
+class Called(Fact, frozen=True, forbid_unknown_fields=True):
+    """The Calls of one Model, beside those that there are."""
+
+    waiting: Calls = 0
+    running: Calls = 0
+
+
+class Question(Fact, frozen=True, forbid_unknown_fields=True):
+    """By Models' names or aliases."""
+
+    demand: Annotated[dict[str, Called], msgspec.Meta(min_length=1)]
+
+
+class Start(Fact, frozen=True):
+    """One Replica that would be started, in this order."""
+
+    model: ModelName
+    slices: tuple[SliceId, ...]
+    memory_bytes: int
+    """Of each Slice."""
+    reason: str
+
+
+class Stop(Fact, frozen=True):
+    """One Replica that would go, when no Call is on it any more."""
+
+    replica: ReplicaId
+    model: ModelName
+    reason: str
+
+
+class Order(Fact, frozen=True):
+    """What else would be done: `cut` (a node), `acquire` or `release` (a Lease), `refuse` (a Model's Calls)."""
+
+    kind: str
+    what: str
+    reason: str
+
+
+class Left(Fact, frozen=True):
+    """What would be free of a Slice in the end."""
+
+    slice: SliceId
+    memory_bytes: int
+    free_bytes: int
+
+
+class Answer(Fact, frozen=True):
+    """Everything that would happen."""
+
+    starts: tuple[Start, ...]
+    unmet: tuple[Unmet, ...]
+    left: tuple[Left, ...]
+    stops: tuple[Stop, ...] = ()
+    orders: tuple[Order, ...] = ()
+    more: bool = False
+    """It was not followed to its end: it takes more steps than are looked at."""
+
+
+def what_if(documents: Documents, slices: Sequence[Slice], asked: Mapping[ModelName, Asked]) -> Answer:
+    """The answer where nothing runs. Every Model of `asked` is one of the documents."""
+    seen = DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)
+    world, _ = fold(World(epoch=1), (seen, SlicesSeen(slices=tuple(slices)), Synced()), BEGIN_S)
+    return _Case(world, asked, cold_wait_s=WAITED_S).answer(BEGIN_S, ROUNDS_MAX)
+
+
+def ahead(world: World, asked: Mapping[ModelName, Asked], now_s: float) -> Answer:
+    """The answer for a World as it is, whose leader has listed what runs. Every Model of `asked` is one of its."""
+    return _Case(world, asked, cold_wait_s=0.0).answer(now_s, AHEAD_ROUNDS_MAX)
+
+
+class _Case:
+    """One question. `cold_wait_s`: how long those have waited of whose Model nothing is there. Where they find no place
+    they wait until a node would be cut for them.
+    """
+
+    def __init__(self, world: World, asked: Mapping[ModelName, Asked], cold_wait_s: float) -> None:
+        self._asked, self._cold_wait_s = asked, cold_wait_s
+        self._waiting = {name: world.loads.get(name, NO_LOAD).waiting for name in asked}
+        """By the Calls that there are; they come first."""
+        self._world, self._sequence = world, 0
+        self._starts, self._stops, self._orders = list[Start](), list[Stop](), list[Order]()
+
+    def answer(self, now_s: float, rounds: int) -> Answer:
+        """Everything that happens within so many looks."""
+        self._fold((GatewaySeen(gateway=GATEWAY, watched=True),), now_s)
+        planner, plan, more = Planner(), Plan(), True
+        for _ in range(rounds):
+            now_s += STEP_S
+            self._fold((*self._under_way(), self._report()), now_s)
+            plan = planner.plan(self._world, now_s)
+            ends = () if plan.actions else tuple(_seen(one, Seen.CLEAN) for one in self._in(frozenset({S.DRAINING})))
+            if not plan.actions and not ends:
+                if self._cold_wait_s >= WAIT_S:
+                    more = False
+                    break
+                self._cold_wait_s = WAIT_S
+            for action in plan.actions:
+                self._note(action)
+            self._fold((*(Acted(action=action) for action in plan.actions), *ends), now_s)
+        return Answer(
+            starts=tuple(self._starts), stops=tuple(self._stops), orders=tuple(self._orders), unmet=plan.unmet,
+            left=_left(self._world, now_s), more=more,
+        )  # fmt: skip
+
+    def _fold(self, batch: Sequence[Observation], now_s: float) -> None:
+        self._world, _ = fold(self._world, batch, now_s)
+
+    def _in(self, states: frozenset[S]) -> Iterator[Replica]:
+        return (one for one in self._world.replicas.values() if one.state in states)
+
+    def _under_way(self) -> tuple[ReplicaSeen, ...]:
+        """Who starts is ready, and who was stopped is gone."""
+        ready = (_seen(one, Seen.READY) for one in self._in(BEGINNING))
+        return (*ready, *(_seen(one, Seen.CLEAN) for one in self._in(ENDED)))
+
+    def _note(self, action: Action) -> None:
+        match action:
+            case StartReplica(replica=r):
+                made = Start(model=r.model, slices=r.slices, memory_bytes=r.memory_bytes, reason=r.reason)
+                self._starts.append(made)
+            case DrainReplica(replica=id, reason=reason):
+                self._stops.append(Stop(replica=id, model=self._world.replicas[id].model, reason=reason))
+            case StopReplica(replica=id, reason=reason) if self._world.replicas[id].state is not S.DRAINING:
+                self._stops.append(Stop(replica=id, model=self._world.replicas[id].model, reason=reason))
+            case CutNode(order=cut, reason=reason):
+                self._orders.append(Order(kind="cut", what=cut.node, reason=reason))
+            case AcquireLease(order=lease, reason=reason):
+                self._orders.append(Order(kind="acquire", what=lease.id.name, reason=reason))
+            case ReleaseLease(order=back, reason=reason):
+                self._orders.append(Order(kind="release", what=back.id.name, reason=reason))
+            case FailStart(model=name, reason=reason):
+                self._orders.append(Order(kind="refuse", what=name, reason=reason))
+            case _:
+                pass  # who is kept after all, or broke: that is no one's start or end
+
+    def _report(self) -> Reported:
+        """Who waits is served by what is there; the rest waits."""
+        world, levels, uses, calls = self._world, list[Level](), list[ReplicaUse](), self._calls()
+        for name, asked in self._asked.items():
+            on = [(one, max(0, one.slots - calls.get(one.id, 0))) for one in self._serving(name)]
+            total = asked.waiting + asked.running
+            running = min(total, max(0, sum(room for _, room in on) - self._waiting[name]))
+            waiting = total - running
+            if total:
+                wait_s = (WAITED_S if on else self._cold_wait_s) if waiting else 0.0
+                levels.append(Level(model=name, tenant=TENANT, waiting=waiting, running=running, oldest_wait_s=wait_s))
+            for one, room in on:
+                here = min(running, room)
+                running -= here
+                uses.append(ReplicaUse(replica=one.id, hold=here, in_use=here))
+        self._sequence += 1
+        report = Report(
+            gateway=GATEWAY, boot="what-if", sequence=self._sequence, epoch=world.epoch, version=world.version,
+            levels=tuple(levels), replicas=tuple(uses),
+        )  # fmt: skip
+        return Reported(report=report)
+
+    def _calls(self) -> dict[ReplicaId, int]:
+        """Those of others on each Replica."""
+        mine = self._world.gateways[GATEWAY].uses
+        return {id: many - (mine[id].in_use if id in mine else 0) for id, many in in_use(self._world).items()}
+
+    def _serving(self, name: ModelName) -> list[Replica]:
+        there = (self._world.replicas[id] for id in self._world.by_model.get(name, ()))
+        return [one for one in there if one.state in BEGINNING or one.state is S.READY]
+
+
+def _seen(one: Replica, seen: Seen) -> ReplicaSeen:
+    return ReplicaSeen(
+        id=one.id, model=one.model, spec_hash=one.spec_hash, intent=one.intent, slices=one.slices, seen=seen,
+        memory_bytes=one.memory_bytes, compute_percent=one.compute_percent, slots=one.slots,
+    )  # fmt: skip
+
+
+def _left(world: World, now_s: float) -> tuple[Left, ...]:
+    return tuple(
+        Left(slice=one.slice.id, memory_bytes=one.slice.memory_bytes, free_bytes=max(0, one.free.memory_bytes))
+        for one in shelves(world, now_s)
+    )

@@ -1,0 +1,200 @@
+"""What claims of anybody are to get of a fabric: what is ordered for each, and said; and what is published. Pure.
+
+Owns these answers. A device of ours that the scheduler gave a claim (`autoscaler.state.device_claims`) is a pledge: one
+Lease is on its way for it, or one was attached, or it cannot be had, and then the claim is told why. What is published
+of a node is what could really be attached there now, less what is pledged and not ordered yet; a device that is pledged
+stays, by its name, until its claim is told.
+
+Never is FabricDeviceReady said: upon it the scheduler would bind the pod with our device, and the kubelet asks the
+device's own driver to prepare it (KEP-5007 knows no way from one driver's device to another's). Ours has no plug-in on
+any node, so the pod would wait there for ever. What was attached is a device of the node's own driver: with
+FabricDeviceReschedule the pod goes back to the scheduler, which gives it that one. What others take first is ordered
+once more; what the claim does not take goes back, and the claim is told so for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from autoscaler.capacity.availability import SILENT, barred, heard, left
+from autoscaler.state.device_claims import FAILED, OVER, READY, RESCHEDULE, Awaited, device_of, kind_of, pool_of
+from autoscaler.state.leases import Lease, Offer, OfferId
+from autoscaler.state.world import World
+
+PUBLISHED_MAX = 64
+"""Devices of one pool: a ResourceSlice has no room for more of this kind."""
+SAID_MAX = 200
+"""Characters of a condition's message."""
+UNKNOWN_S = 60.0
+"""So long what was published by who led before stays while a fabric says nothing."""
+CLAIM_S = 60.0
+"""So long what was attached for a claim waits for the scheduler to give it the claim, or somebody else of its like."""
+TEXT_MAX = 64
+"""Of an attribute (resource.k8s.io)."""
+
+
+class Pledge(NamedTuple):
+    """One claim's."""
+
+    awaited: Awaited
+    lease: Lease | None = None
+    """On its way, or here and nobody's yet."""
+    offer: Offer | None = None
+    """Of this it is to be ordered."""
+    reason: str = ""
+    """Why it does not come, in one word; empty: it comes, or nobody knows yet."""
+    says: str = ""
+
+
+class Pool(NamedTuple):
+    """What could be attached to one node."""
+
+    name: str
+    node: str
+    devices: tuple[Mapping[str, Any], ...]
+    """As a ResourceSlice has them."""
+
+
+class Told(NamedTuple):
+    """What is written into one claim's status."""
+
+    namespace: str
+    name: str
+    uid: str
+    devices: Mapping[str, tuple[str, str, str]]
+    """By device: the condition's type, its reason and its message."""
+
+
+class Published(NamedTuple):
+    """All that a cluster is to be shown."""
+
+    pools: tuple[Pool, ...] = ()
+    told: tuple[Told, ...] = ()
+
+
+def pledge(one: Awaited, world: World, leases: Collection[Lease], now_s: float) -> Pledge:
+    """`leases`: with those that are ordered now, by the order in which claims are looked at."""
+    capacity = world.capacity
+    mine = [each for each in leases if each.owner == one.owner and _is_of(one, each.offer) and not each.leaving]
+    for lease in sorted(mine, key=lambda each: each.id):
+        if len(one.devices) <= lease.devices and (lease.coming(now_s) or (lease.here_s is not None and not lease.used)):
+            return Pledge(one, lease)
+    if one.provider not in publishing(world):
+        return Pledge(one, reason="NotPublished", says=f"{one.provider} publishes nothing any more")
+    if (bar := barred(capacity, OfferId(one.provider, one.owner), now_s)) is not None:
+        return Pledge(one, reason="NotTaken", says=f"what was attached for it was not taken: {bar.why}")
+    if one.provider not in capacity.offers:
+        return Pledge(one)
+    if not heard(capacity, one.provider, now_s):
+        return Pledge(one, says=SILENT)
+    offer = next((each for each in capacity.offers[one.provider] if _is_of(one, each)), None)
+    rest = "nothing of its kind is left for that node" if offer is None else left(capacity, leases, offer, now_s)
+    if isinstance(rest, str):
+        return Pledge(one, reason="NotAttached", says=rest)
+    if rest.devices_max < len(one.devices):
+        return Pledge(one, reason="NotAttached", says=f"only {rest.devices_max} of its kind are left for that node")
+    return Pledge(one, offer=rest)
+
+
+def published(world: World, now_s: float, were: Collection[str] = ()) -> Published | None:
+    """As it is now; None: it is not known yet, and what is there stays. `were`: providers that the Settings named once.
+    What claims were given of others is for another installation of the cluster to tell.
+    """
+    unknown = publishing(world) - (world.capacity.offers.keys() & world.capacity.listed_s.keys())
+    if not world.leads or (unknown and now_s < world.leading_since_s + UNKNOWN_S):
+        return None
+    leases = [*world.capacity.leases.values()]
+    ours = {*were, *(one.name for one in world.settings.capacity)}
+    found = [pledge(one, world, leases, now_s) for one in world.capacity.awaited if one.provider in ours]
+    told = tuple(_told(found))
+    over = {one.uid for one in told}
+    waiting = [one for one in found if one.awaited.uid not in over]
+    return Published(tuple(_pools(world, leases, waiting, now_s)), told)
+
+
+def publishing(world: World) -> set[str]:
+    """Providers that the Settings have publish."""
+    return {one.name for one in world.settings.capacity if one.redfish is not None and one.redfish.publish}
+
+
+def _is_of(one: Awaited, offer: Offer) -> bool:
+    return (offer.provider, offer.node, kind_of(offer.product)) == (one.provider, one.node, one.kind)
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def _told(pledges: Sequence[Pledge]) -> Iterator[Told]:
+    """A claim is told once all of it is here, or some of it cannot be had."""
+    claims: dict[str, list[Pledge]] = {}
+    for one in pledges:
+        claims.setdefault(one.awaited.uid, []).append(one)
+    for uid, mine in sorted(claims.items()):
+        failed = [one for one in mine if one.reason]
+        if failed or all(one.lease is not None and one.lease.here_s is not None for one in mine):
+            devices = {name: _condition(one) for one in failed or mine for name in one.awaited.devices}
+            first = mine[0].awaited
+            yield Told(first.namespace, first.name, uid, devices)
+
+
+def _condition(one: Pledge) -> tuple[str, str, str]:
+    if one.reason:
+        return FAILED, one.reason, one.says[:SAID_MAX]
+    return (
+        RESCHEDULE,
+        "Attached",
+        f"it was attached to {one.awaited.node}, and is there as a device of the node's driver",
+    )
+
+
+# --- pools ------------------------------------------------------------------------------------------------------------
+
+
+def _pools(world: World, leases: Sequence[Lease], waiting: Sequence[Pledge], now_s: float) -> Iterator[Pool]:
+    for provider in sorted(publishing(world)):
+        offers = world.capacity.offers.get(provider, ())
+        some = {one.node: None for one in offers} | {one.awaited.node: None for one in waiting}
+        for node in sorted(filter(None, some)):
+            devices = [
+                _device(offer, name)
+                for offer in _products(offers, leases, provider, node)
+                for name in _names(world, leases, [one for one in waiting if _is_of(one.awaited, offer)], offer, now_s)
+            ]
+            if devices:
+                yield Pool(pool_of(provider, node), node, tuple(devices[:PUBLISHED_MAX]))
+
+
+def _products(offers: Sequence[Offer], leases: Sequence[Lease], provider: str, node: str) -> list[Offer]:
+    """By product; of what is offered no more, since it is ordered, as it was."""
+    ordered = [one.offer for one in leases if one.id.provider == provider]
+    found = {one.product: one for one in (*ordered, *offers) if one.node == node}
+    return [found[product] for product in sorted(found)]
+
+
+def _names(world: World, leases: Sequence[Lease], waiting: Sequence[Pledge], offer: Offer, now_s: float) -> list[str]:
+    """Those that are pledged, and as many more as could be had beside them."""
+    kept = sorted({name for one in waiting for name in one.awaited.devices})
+    there = any(one.id == offer.id for one in world.capacity.offers.get(offer.provider, ()))
+    rest = left(world.capacity, leases, offer, now_s) if there and heard(world.capacity, offer.provider, now_s) else ""
+    unordered = sum(len(one.awaited.devices) for one in waiting if one.lease is None)
+    many = 0 if isinstance(rest, str) else max(0, rest.devices_max - unordered)
+    fresh = (name for number in range(len(kept) + many) if (name := device_of(offer.product, number)) not in kept)
+    return [*kept, *(name for name, _ in zip(fresh, range(many), strict=False))]
+
+
+def _device(offer: Offer, name: str) -> Mapping[str, Any]:
+    """In the words of NVIDIA's driver, so that what selects one of its GPUs selects this one."""
+    of = "gpu.nvidia.com"
+    return {
+        "name": name,
+        "attributes": {f"{of}/type": {"string": "gpu"}, f"{of}/productName": {"string": offer.product[:TEXT_MAX]}},
+        "capacity": {f"{of}/memory": {"value": _binary(offer.memory_bytes)}},
+        "bindsToNode": True, "bindingConditions": [READY], "bindingFailureConditions": [*OVER],
+    }  # fmt: skip
+
+
+def _binary(size: int) -> str:
+    """`40Gi`: as the API writes it back, so that what is there can be compared."""
+    powers = next((each for each in range(6, 0, -1) if size % (1 << 10 * each) == 0), 0)
+    return f"{size >> 10 * powers}{('', 'Ki', 'Mi', 'Gi', 'Ti', 'Pi', 'Ei')[powers]}"

@@ -1,0 +1,112 @@
+"""Devices that are kept free ahead of need (`capacity[].headroom`), so that no start waits for them. Pure.
+
+Owns which Leases stay for that though nobody is on them or waits for them, how many Devices are lacking, and of what
+they are ordered. A free Device of ours that is like what the provider brings counts as well as one of a Lease: what is
+there and free is not paid for twice. What is about to go counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from autoscaler.capacity.interruptions import ends, unneeded
+from autoscaler.capacity.lead_times import NO_LEARNT, expected
+from autoscaler.capacity.ordered_slices import is_of, shut
+from autoscaler.contract import ModelName
+from autoscaler.placement.tryout import Ground
+from autoscaler.queries.cordons import closed, detached
+from autoscaler.state.leases import Lease, LeaseId, Offer, OfferId
+from autoscaler.state.world import DeviceId, Slice, World
+
+_OWNER = "headroom@"
+"""No Model's name has that."""
+
+
+class Headroom(NamedTuple):
+    """`kept`: Leases that stay; `lacking`: by provider, how many Devices more are to be free."""
+
+    kept: frozenset[LeaseId]
+    lacking: dict[str, int]
+
+
+NONE = Headroom(frozenset(), {})
+
+
+def owner(provider: str) -> ModelName:
+    """Whose its Leases are, before a Model is on them: nobody's but the provider's own."""
+    return ModelName(f"{_OWNER}{provider}")
+
+
+def headroom(ground: Ground, leases: Collection[Lease], waited: Collection[LeaseId]) -> Headroom:
+    """`leases`: with those that are ordered now; `waited`: those of them that somebody waits for."""
+    entries = [one for one in ground.world.settings.capacity if one.headroom and not one.closing]
+    if not entries:
+        return NONE
+    world, kept, lacking = ground.world, set[LeaseId](), dict[str, int]()
+    free = _free(ground)
+    for entry in entries:
+        mine = sorted((one for one in leases if one.id.provider == entry.name), key=lambda one: one.id)
+        offers = world.capacity.offers.get(entry.name, ())
+        products = {one.product for one in (*offers, *(one.offer for one in mine))}
+        there = {of: one for of, one in free.items() if one.product in products}
+        leased = {one.id: {of for of, slice_ in there.items() if is_of(one, slice_)} for one in mine}
+        lacks = entry.headroom - len(there.keys() - set[DeviceId]().union(*leased.values()))
+        for one in sorted(mine, key=lambda one: (one.here_s is None, one.id)):
+            counts = _counts(world, one, len(leased[one.id]), ground.now_s, waited)
+            if lacks > 0 and counts:
+                kept.add(one.id)
+                lacks -= counts
+        lacking |= {entry.name: lacks} if lacks > 0 else {}
+    return Headroom(frozenset(kept), lacking)
+
+
+def comes(offer: Offer, lacks: int) -> int:
+    """With so many Devices it is ordered where so many are lacking: a node comes whole."""
+    return min(max(lacks, offer.devices_min), offer.devices_max)
+
+
+def cheapest(world: World, offers: Iterable[Offer], lacks: int) -> Offer | None:
+    """Of which it is ordered, by what each of the Devices that are lacking costs: then what comes the soonest. None:
+    there is none.
+    """
+
+    def key(one: Offer) -> tuple[float, float, OfferId]:
+        takes, many = expected(one, world.capacity.learnt.get(one.kind, NO_LEARNT)), comes(one, lacks)
+        return one.price_per_hour * many / min(many, lacks), takes.p50_s, one.id
+
+    return min(offers, key=key, default=None)
+
+
+def _counts(world: World, lease: Lease, free: int, now_s: float, waited: Collection[LeaseId]) -> int:
+    """So many Devices of a Lease are free, or will be."""
+    if lease.here_s is None:
+        return lease.devices if lease.coming(now_s) and lease.id not in waited else 0
+    going = lease.leaving or lease.failed or ends(world, lease) or unneeded(world, lease) or detached(world, lease)
+    return 0 if going else free
+
+
+def _free(ground: Ground) -> dict[DeviceId, Slice]:
+    """One Slice of each Device on which nothing is, and of which nothing is given to anybody. Where others' pods are
+    counted on a node and nobody knows on which Device, so many fewer are.
+    """
+    world, shut_ = ground.world, shut(ground.world)
+    of: dict[DeviceId, list[Slice]] = {}
+    for one in world.slices.values():
+        of.setdefault(one.device, []).append(one)
+    found: dict[DeviceId, Slice] = {}
+    others = dict(world.others)
+    for device, slices in sorted(of.items()):
+        first = slices[0]
+        if all(_open(ground, one, shut_) for one in slices):
+            if others.get(first.counted, 0) > 0:
+                others[first.counted] -= len(slices)
+            else:
+                found[device] = first
+    return found
+
+
+def _open(ground: Ground, one: Slice, shut_: Collection[object]) -> bool:
+    world = ground.world
+    taken = one.id in ground.taken or one.id in shut_ or one.theirs or world.by_slice.get(one.id)
+    return one.healthy and not taken and not closed(world, one)

@@ -1,0 +1,110 @@
+"""Which Offer is taken: of those that are likely enough in time the one that costs the least. Pure.
+
+Owns that order, what an Offer is expected to cost, and the sentence about each that `explain` shows. An Offer stands
+here for a number of Devices of it that was found to do (`autoscaler.placement.tryout`). Amounts of money are of the
+Settings' one currency; owned capacity costs nothing at the margin, so of such the thriftier is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from autoscaler.capacity.lead_times import Expected
+from autoscaler.state.leases import Offer, OfferId
+from autoscaler.text import seconds
+
+IN_TIME = 0.9
+"""An Offer that comes in time with this likelihood is sure enough; above it only the price counts."""
+NOT_LATE = 0.95
+"""So much of the likelihood with which it comes at all is left by the time: who comes seldom, comes no later."""
+HOLD_S = 600.0
+"""So long a surge is taken to last, and at least so long what was added is paid for."""
+
+
+class Rung(NamedTuple):
+    """One Offer for one lack."""
+
+    offer: Offer
+    devices: int
+    expected: Expected
+    in_time: float
+    """How likely a Replica on it is ready before the deadline."""
+
+    @property
+    def cost(self) -> float:
+        """Expected: while it is awaited, and while it is held; a part of what does not come is paid, too."""
+        waited_s = 0.0 if self.expected.mean_s == inf else self.expected.mean_s
+        return self.offer.price_per_hour * self.devices * (waited_s + HOLD_S) / 3600.0
+
+    @property
+    def sure(self) -> bool:
+        """It is not time that makes it unsure."""
+        return self.in_time >= min(IN_TIME, NOT_LATE * self.expected.confidence)
+
+    def says(self) -> str:
+        """`rack: 1 x A100 on w1, expected 60 s, in time with 90 %, 0.42 for a surge`."""
+        offer, takes = self.offer, self.expected.p50_s
+        where = f" on {offer.node}" if offer.node else ""
+        when = "nobody can say when" if takes == inf else f"expected {seconds(takes)}"
+        price = f", {self.cost:.2f} for a surge" if self.cost else ""
+        chance = f"in time with {self.in_time:.0%}"
+        ends = "" if offer.lasts_s is None else f", for {seconds(offer.lasts_s)} at most"
+        return f"{offer.provider}: {self.devices} x {offer.product}{where}, {when}, {chance}{price}{ends}"
+
+
+class Chosen(NamedTuple):
+    """What is taken for one lack."""
+
+    rung: Rung
+    beside: Rung | None = None
+    """A second one, of another provider, started as well: the loser is taken back before its commit point."""
+
+
+def rung(offer: Offer, devices: int, expected: Expected, deadline_s: float, start_s: float) -> Rung:
+    """`deadline_s` from now on, infinite: none; `start_s`: what a Replica takes to be ready once it has its room."""
+    return Rung(offer, devices, expected, expected.by(deadline_s - start_s))
+
+
+def choose(rungs: Iterable[Rung], hedges: frozenset[str] = frozenset()) -> Chosen | None:
+    """The cheapest that is likely enough in time; where none is, the likeliest, then the soonest. None: there is none.
+
+    `hedges`: providers that may be started beside another, where that makes it surer.
+    """
+    return first(iter(sorted(rungs, key=order)), hedges)
+
+
+def first(rungs: Iterator[Rung], hedges: frozenset[str] = frozenset()) -> Chosen | None:
+    """The same of Rungs of which the best comes first; no more of them are asked for than that takes."""
+    best = next(rungs, None)
+    if best is None:
+        return None
+    provider, beside = best.offer.provider, None
+    if hedges - {provider} and best.in_time < NOT_LATE * IN_TIME:
+        beside = next((one for one in rungs if one.offer.provider in hedges - {provider}), None)
+    return Chosen(best, beside if beside is not None and beside.in_time > 0 else None)
+
+
+def climb(hopeful: Iterable[Rung], tried: Callable[[Rung], Rung | None]) -> Iterator[Rung]:
+    """Rungs as they are, the best first. `hopeful`: each with the fewest Devices that its Offer comes with, which none
+    is better than; `tried`: with as many as do, None: with no number. What nobody comes to is not tried.
+    """
+    heap = [(order(one), number, one, False) for number, one in enumerate(hopeful)]
+    heapify(heap)
+    while heap:
+        _, number, one, known = heappop(heap)
+        real = one if known else tried(one)
+        if real is None:
+            continue
+        if real.devices == one.devices:
+            yield real
+        else:
+            heappush(heap, (order(real), number, real, True))
+
+
+def order(one: Rung) -> tuple[bool, float, float, float, float, OfferId, int]:
+    """The first is taken."""
+    late = (0.0, 0.0) if one.sure else (-one.in_time, one.expected.p50_s)
+    return (not one.sure, *late, one.cost, one.offer.watts, one.offer.id, one.devices)

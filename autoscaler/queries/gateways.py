@@ -1,0 +1,91 @@
+"""What gateways have told: whether it is complete, what runs where, and whether a drain is acknowledged.
+
+Owns the rules of acknowledged drain (interfaces, section 6): a stop waits until every known gateway acted on Routes in
+which the Replica drains and has no Call on it, or until the grace is over. Unknown is never zero: a gateway that is
+silent and not proven gone may have Calls. Decides nothing itself; `autoscaler.planner.plan` asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
+from autoscaler.queries.cordons import limit_s
+from autoscaler.spec.model import ModelSpec
+from autoscaler.state.world import Gateway, Replica, World
+from autoscaler.text import seconds
+
+LEADER_WAIT_S = 10.0
+"""A new leader stops nothing before every known gateway has reported to it, or for so long."""
+DRAIN_SECONDS_MAX = ModelSpec(engine="command").drain_seconds_max
+"""The grace of a Replica whose Model has no document any more."""
+
+
+class Verdict(NamedTuple):
+    """Whether a draining Replica is to be stopped now and why, or what it waits for, and when time alone ends that."""
+
+    stop: bool
+    reason: str
+    next_s: float | None = None
+
+
+def known(world: World) -> Iterator[Gateway]:
+    """Every gateway that reported or exists, and is not proven gone."""
+    return (gateway for gateway in world.gateways.values() if not gateway.gone)
+
+
+def silent(world: World, now_s: float) -> tuple[GatewayId, ...]:
+    """Known gateways whose Demand is unknown: nothing in this epoch, or a report that has expired."""
+    return tuple(g.id for g in known(world) if not g.in_epoch or now_s >= g.seen_s + REPORT_EXPIRY_S)
+
+
+def complete(world: World, now_s: float) -> bool:
+    """Whether the Demand of all gateways is known. While no gateway is known at all, a new leader waits for one."""
+    if not any(True for _ in known(world)):
+        return now_s >= world.leading_since_s + LEADER_WAIT_S
+    return not silent(world, now_s)
+
+
+def next_change_s(world: World, now_s: float) -> float | None:
+    """When `complete`, or the sum of Demand, next changes by time alone."""
+    ends = [g.seen_s + REPORT_EXPIRY_S for g in known(world) if g.report is not None]
+    ends.append(world.leading_since_s + LEADER_WAIT_S)
+    return min((end for end in ends if end > now_s), default=None)
+
+
+def in_use(world: World) -> dict[ReplicaId, int]:
+    """Calls on each Replica that has any, as gateways last said."""
+    calls: dict[ReplicaId, int] = {}
+    for gateway in known(world):
+        for replica, use in gateway.uses.items():
+            if use.in_use:
+                calls[replica] = calls.get(replica, 0) + use.in_use
+    return calls
+
+
+def verdict(world: World, replica: Replica, now_s: float) -> Verdict:
+    """What to do with a draining Replica."""
+    model = world.models.get(replica.model)
+    drain = replica.drain
+    since_s = replica.since_s if drain is None else drain.since_s
+    end_s = since_s + (DRAIN_SECONDS_MAX if model is None else model.spec.drain_seconds_max)
+    end_s = min(end_s, limit_s(world, replica))
+    lead_s = world.leading_since_s + LEADER_WAIT_S
+    if now_s < lead_s and (not world.gateways or any(not g.in_epoch for g in known(world))):
+        return Verdict(False, "this leader is new and not every gateway has reported to it", lead_s)
+    if now_s >= end_s:
+        return Verdict(True, f"drained for {seconds(now_s - since_s)}, its grace is over")
+    waits = [why for gateway in known(world) if (why := _holds(gateway, replica))]
+    if waits:
+        return Verdict(False, "; ".join(waits), end_s)
+    return Verdict(True, f"drained in {seconds(now_s - since_s)}, every gateway has acknowledged")
+
+
+def _holds(gateway: Gateway, replica: Replica) -> str:
+    """Why the gateway keeps the Replica from being stopped; empty: it does not."""
+    report, drain = gateway.report, replica.drain
+    if report is None or (drain is not None and (report.epoch, report.version) < (drain.epoch, drain.version)):
+        return f"gateway {gateway.id} has not acknowledged"
+    use = gateway.uses.get(replica.id)
+    return f"{use.in_use} running through gateway {gateway.id}" if use is not None and use.in_use else ""

@@ -1,0 +1,83 @@
+"""MPS servers that ended: all who were on one are gone at once, and its Devices may be healthy all the while. Pure.
+
+Owns what counts as such a fall, and how long nothing new is put there: for a pause, then one start is tried; one that
+fails doubles the pause, one that gets ready ends it. Of NVIDIA's device plug-in all MPS Slices of a node are one
+domain, for its kubelet chooses among them; of a DRA driver those of one Device. A leader knows the falls that it saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autoscaler.slicing.nvidia_sharing import MPS
+from autoscaler.state.lanes import Isolation
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import DeviceId, Fall, NodeId, Replica, Slice, SliceId, World
+
+TOGETHER_S = 5.0
+"""Who ends so soon after the first ended with it."""
+TOGETHER = 2
+"""So many at least: one that ends alone ended for its own reason."""
+PAUSE_S, PAUSE_S_MAX = 5.0, 300.0
+"""After the first fall and each start that failed there since, doubled each time up to the second."""
+FELL = "all who were on its MPS server ended at once"
+_BEGINNING = frozenset({S.PENDING, S.STARTING})
+_LIVING = frozenset({S.STARTING, S.READY, S.UNREADY, S.WAKING, S.DRAINING})
+Falls = dict[tuple[NodeId, DeviceId | None], Fall]
+
+
+def served_by(slice_: Slice) -> tuple[NodeId, DeviceId | None] | None:
+    """What ends with its MPS server: its Device, or (None) all MPS Slices of its node. None in all: it has none."""
+    if slice_.kind == MPS:
+        return slice_.node, None
+    if slice_.kind == "dra" and slice_.shared and slice_.isolation is Isolation.MEMORY:
+        return slice_.node, slice_.device
+    return None
+
+
+def ended(world: World, others: Iterable[Replica], replica: Replica, now_s: float) -> Falls:
+    """All falls, now that this Replica failed and `others` are there; what ended alone, long ago, is forgotten."""
+    falls = {at: one for at, one in world.fallen.items() if one.times or now_s < one.first_s + TOGETHER_S}
+    for at in _domains(world, replica):
+        fall = falls.get(at, Fall(first_s=now_s))
+        before = replica.ready_s is not None and replica.created_s < fall.first_s
+        gone = fall.replicas | ({replica.id} if before else set())
+        times = fall.times
+        if times:
+            times += replica.created_s >= fall.first_s
+        elif len(gone) >= TOGETHER:
+            times = int(not any(one.state in _LIVING for one in others if at in _domains(world, one)))
+        until_s = fall.until_s if times == fall.times else now_s + min(PAUSE_S * 2.0 ** min(times - 1, 16), PAUSE_S_MAX)
+        falls[at] = Fall(first_s=fall.first_s, replicas=gone, times=times, until_s=until_s)
+    return falls
+
+
+def proven(world: World, replica: Replica) -> Falls:
+    """All falls but those of where this Replica, which was ordered since, got ready."""
+    there = _domains(world, replica)
+    return {at: one for at, one in world.fallen.items() if at not in there or replica.created_s < one.first_s}
+
+
+def closed(world: World, now_s: float) -> dict[SliceId, str]:
+    """Slices on which nothing new is put since their server ended; why, in words."""
+    falls = {at: one for at, one in world.fallen.items() if one.times}
+    if not falls:
+        return {}
+    tried = {
+        at for one in world.replicas.values() if one.state in _BEGINNING
+        for at in _domains(world, one) if at in falls and one.created_s >= falls[at].first_s
+    }  # fmt: skip
+    found: dict[SliceId, str] = {}
+    for id, one in world.slices.items():
+        at = served_by(one)
+        if at in tried:
+            found[id] = f"{FELL}: one start is tried there first"
+        elif at in falls and now_s < falls[at].until_s:
+            found[id] = f"{FELL}: a start is tried there later"
+    return found
+
+
+def _domains(world: World, replica: Replica) -> set[tuple[NodeId, DeviceId | None]]:
+    """Most have none or one."""
+    there = (served_by(world.slices[id]) for id in replica.slices if id in world.slices)
+    return {at for at in there if at is not None}

@@ -1,0 +1,200 @@
+"""What agents of nodes said, as far as it still counts, and what others have of nodes; what follows from it. Pure.
+
+Owns the age at which a report ends to count, which Devices are whose, and when a Device's memory is back. A report that
+is too old is no measurement, and none is not zero. In a cluster a Slice only counts the GPUs of its node (NODE/gpuN),
+and which of them a pod gets is its kubelet's choice: so a Slice's Device is known by the Replica on it, whose pod the
+report names with its Devices; and as many free Slices are closed as there are Devices that are unhealthy and nobody's,
+or that pods of others have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from autoscaler.contract import NODE_EXPIRY_S, DeviceReport, NodeReport, PodDevices, ReplicaId
+from autoscaler.queries import mps_failures
+from autoscaler.queries.overcommit import crowded
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import Node
+from autoscaler.state.world import DeviceId, PodRef, Replica, Slice, SliceId, World
+
+IDLE_BYTES_MAX = 1 << 30
+"""What a driver and its daemons keep of a Device that nobody uses, and more: about 0.6 GiB of an H100."""
+NOTICED_BYTES = 64 << 20
+"""A Device's use that changes by less is no news."""
+ILL = "a device of its node is unhealthy, its agent says"
+OTHERS = "pods of others have a device of its node"
+STUCK_S = 60.0
+"""Stopping or scrubbing for longer than that is not counted on any more: a Want may take another victim, and nothing
+new is put on the Device.
+"""
+
+
+def fresh(node: Node, now_s: float) -> bool:
+    """Whether what the agent said still counts."""
+    return now_s < node.seen_s + NODE_EXPIRY_S
+
+
+def repeats(known: NodeReport, report: NodeReport) -> bool:
+    """Whether a later report of the same agent says nothing new: it only shows that the agent lives."""
+    return _at_rest(known) == _at_rest(report) and all(
+        abs(before.used_bytes - after.used_bytes) < NOTICED_BYTES
+        for before, after in zip(known.devices, report.devices, strict=True)
+    )
+
+
+def _at_rest(report: NodeReport) -> NodeReport:
+    devices = tuple(replace(device, used_bytes=0) for device in report.devices)
+    return replace(report, sequence=0, age_s=0.0, devices=devices, uses=())
+
+
+def unhealthy(report: NodeReport) -> tuple[str, ...]:
+    """The ids of its Devices that are."""
+    return tuple(device.id for device in report.devices if not device.healthy)
+
+
+# --- whose Devices are which ------------------------------------------------------------------------------------------
+
+
+def devices_of(world: World, replica: Replica, now_s: float) -> tuple[DeviceReport, ...]:
+    """The Devices that a Replica's pod has, in order of ids, as its node's agent says now; none: it does not."""
+    node = _node_of(world, replica, now_s)
+    if node is None or replica.pod is None:
+        return ()
+    return _reported(node, _listed(node.report.pods, replica.pod))
+
+
+def measured(world: World, slice_: Slice, now_s: float) -> DeviceReport | None:
+    """What the agent of its node measured lately of a Slice's Device; None: nothing that counts."""
+    node = world.nodes.get(slice_.node)
+    if node is None or not fresh(node, now_s):
+        return None
+    named = next((device for device in node.report.devices if device.id == slice_.device), None)
+    if named is not None or slice_.shared:
+        return named
+    for holder in (world.replicas[id] for id in world.by_slice.get(slice_.id, ())):
+        pairs = dict(zip(sorted(holder.slices), devices_of(world, holder, now_s), strict=False))
+        if slice_.id in pairs:
+            return pairs[slice_.id]
+    return None
+
+
+def is_back(world: World, id: ReplicaId, since_s: float, now_s: float) -> bool:
+    """Whether the memory of a Replica's Devices was measured to be free again, by a look later than `since_s`.
+
+    Its pod is gone since then. Nothing is proven of Devices that nobody said it had, of shared ones, and while the
+    kubelet, or a process that holds memory, still names the pod.
+    """
+    replica = world.replicas.get(id)
+    if replica is None or replica.pod is None:
+        return False
+    node = _node_of(world, replica, now_s)
+    if any(world.slices[id].shared for id in replica.slices if id in world.slices):
+        return False
+    if node is None or node.looked_s <= since_s or _listed(node.report.pods, replica.pod):
+        return False
+    had = _listed(node.pods_before, replica.pod)
+    idle = [one for one in _reported(node, had) if one.healthy and one.used_bytes <= IDLE_BYTES_MAX]
+    return bool(had) and len(idle) == len(had)
+
+
+def _node_of(world: World, replica: Replica, now_s: float) -> Node | None:
+    names = {world.slices[id].node for id in replica.slices if id in world.slices}
+    node = world.nodes.get(names.pop()) if len(names) == 1 else None
+    return node if node is not None and fresh(node, now_s) else None
+
+
+def _reported(node: Node, ids: Iterable[str]) -> tuple[DeviceReport, ...]:
+    wanted = frozenset(ids)
+    return tuple(sorted((one for one in node.report.devices if one.id in wanted), key=lambda one: one.id))
+
+
+def _listed(pods: Iterable[PodDevices], pod: PodRef) -> tuple[str, ...]:
+    """The Devices of a pod in a table of pods; by its uid, or by its name where only that is known."""
+    for one in pods:
+        if one.pod_uid == pod.uid if one.pod_uid else (one.namespace, one.name) == (pod.namespace, pod.name):
+            return one.devices
+    return ()
+
+
+# --- health -----------------------------------------------------------------------------------------------------------
+
+
+def shut(world: World, now_s: float) -> dict[SliceId, str]:
+    """Slices on which nothing new is put, because of what is known of their node or Device; why, in words."""
+    sick = {**crowded(world), **mps_failures.closed(world, now_s), **stuck(world, now_s), **ill(world, now_s)}
+    if not world.others:
+        return sick
+    free: dict[str, list[SliceId]] = {}
+    for id in sorted(world.slices):
+        counted = world.slices[id].counted
+        if counted in world.others and id not in sick and not world.by_slice.get(id):
+            free.setdefault(counted, []).append(id)
+    taken = (id for counted, ids in free.items() for id in ids[max(0, len(ids) - world.others[counted]) :])
+    return {**sick, **dict.fromkeys(taken, OTHERS)}
+
+
+def stuck(world: World, now_s: float) -> dict[SliceId, str]:
+    """Slices of Devices that somebody who ended does not let go of; why, in words. The host's memory is none: what is
+    stuck there takes no more than its room.
+    """
+    devices: dict[DeviceId, str] = {}
+    for replica in world.replicas.values():
+        if replica.state in {S.STOPPING, S.SCRUBBING} and now_s >= replica.since_s + STUCK_S:
+            held = (world.slices[id] for id in replica.slices if id in world.slices)
+            devices.update((one.device, replica.model) for one in held if one.product or one.kind)
+    if not devices:
+        return {}
+    why = "{} ended on its device long ago and still holds it"
+    return {id: why.format(devices[one.device]) for id, one in world.slices.items() if one.device in devices}
+
+
+def ill(world: World, now_s: float) -> dict[SliceId, str]:
+    """Slices on which nothing new is put, because of what agents say of their Devices' health; why, in words."""
+    sick = {name: node for name, node in world.nodes.items() if node.unhealthy and fresh(node, now_s)}
+    if not sick:
+        return {}
+    slices: dict[str, list[Slice]] = {}
+    for id in sorted(world.slices):
+        if world.slices[id].node in sick:
+            slices.setdefault(world.slices[id].node, []).append(world.slices[id])
+    return {id: ILL for name, node in sick.items() for id in _ill_of(world, node, slices.get(name, []), now_s)}
+
+
+def lost(world: World, now_s: float) -> tuple[ReplicaId, ...]:
+    """Replicas on a Device that is lost, in order of ids."""
+    if not any(node.unhealthy for node in world.nodes.values()):
+        return ()
+    return tuple(id for id in sorted(world.replicas) if is_lost(world, world.replicas[id], now_s))
+
+
+def is_lost(world: World, replica: Replica, now_s: float) -> bool:
+    """Whether a Device that it has is unhealthy while another of its node is not. Where all are, the look itself may
+    have failed: then its engine says how it is.
+    """
+    node = _node_of(world, replica, now_s)
+    if node is None or not 0 < len(node.unhealthy) < len(node.report.devices):
+        return False
+    found = (measured(world, world.slices[id], now_s) for id in replica.slices if id in world.slices)
+    return any(one is not None and not one.healthy for one in found)
+
+
+def _ill_of(world: World, node: Node, slices: list[Slice], now_s: float) -> Iterable[SliceId]:
+    """Those that are known by their Device, and the last free ones: as many as an unhealthy Device has of which it is
+    not known whose they are. It is a fault domain: where Devices are shared, all its shares are out.
+
+    A device plug-in that has noticed takes a Device out of the node's count: there are fewer Slices than Devices then.
+    """
+    known = {one.id: report for one in slices if (report := measured(world, one, now_s)) is not None}
+    yield from (id for id, report in known.items() if not report.healthy)
+    shares = max(Counter(one.device for one in slices).values(), default=1)
+    taken = Counter(id for pod in node.report.pods for id in pod.devices)
+    if shares == 1:  # the Device itself may be its Slice, and named so
+        taken |= Counter({report.id: 1 for report in known.values()})
+    left_out = max(0, len(node.report.devices) * shares - len(slices))
+    nobodys = max(0, sum(max(0, shares - taken[id]) for id in node.unhealthy) - left_out)
+    free = [one.id for one in slices if one.id not in known and not world.by_slice.get(one.id)]
+    yield from free[len(free) - min(nobodys, len(free)) :]

@@ -1,0 +1,108 @@
+"""Slices on which more is than they have, since somebody else put it there: who goes, and why. Pure.
+
+Owns what of a Slice is ours, what a Replica holds of it, and when it is crowded. Replicas are placed so that they fit;
+but a scheduler may give a pod another device than was chosen, and pods of others come where they like. What they really
+did counts. Promises: nothing new is put on a Slice that is crowded; who was there first stays, as far as there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from autoscaler.contract import ReplicaId
+from autoscaler.state.lanes import Room
+from autoscaler.state.lifecycle import LEAVING
+from autoscaler.state.world import Replica, Slice, SliceId, World
+
+CROWDED = "more is on it than it has: {} there, and not by our choice"
+
+
+def room_of(replica: Replica, slice_: Slice) -> Room:
+    """What it holds of a Slice that it has."""
+    place = 1 if slice_.holders_max else 0
+    if _alone(replica, slice_):
+        return Room(slice_.memory_bytes, slice_.compute_percent, place)
+    return Room(replica.memory_bytes, replica.compute_percent, place)
+
+
+def all_of(slice_: Slice) -> Room:
+    """What of a Slice is ours: its sizes are what pods of others have left."""
+    return Room(slice_.memory_bytes, slice_.compute_percent, max(0, slice_.holders_max - slice_.theirs))
+
+
+def crowded(world: World) -> dict[SliceId, str]:
+    """These Slices, and what is said of them."""
+    found: dict[SliceId, str] = {}
+    for id in _suspects(world):
+        there = [world.replicas[one] for one in world.by_slice.get(id, ())]
+        if _over(world.slices[id], there):
+            names: list[str] = sorted({one.model for one in there})
+            names += ["pods of others"] if world.slices[id].theirs else []
+            found[id] = CROWDED.format(", ".join(names) + (" is" if names == [there[0].model] else " are"))
+    return found
+
+
+def leaving(world: World, anyway: Collection[ReplicaId] = ()) -> dict[ReplicaId, str]:
+    """Who has to go, the youngest first, and why; in order of Slices. `anyway`: who goes for other reasons."""
+    going: dict[ReplicaId, str] = {}
+    for id in _suspects(world):
+        there = [world.replicas[one] for one in world.by_slice.get(id, ()) if one not in anyway]
+        stay = sorted((one for one in there if one.state not in LEAVING and one.id not in going), key=_age)
+        while stay and _over(world.slices[id], stay):
+            last = stay.pop()
+            going[last.id] = _reason(world.slices[id], last, stay)
+    return going
+
+
+def misplaced(replica: Replica) -> str:
+    """That it is elsewhere than it was placed, in words; empty: it is not."""
+    if not replica.chosen:
+        return ""
+    return f"it was given {', '.join(replica.slices)}, and not {', '.join(replica.chosen)}, which was chosen"
+
+
+def alike(world: World, replica: Replica) -> bool:
+    """Whether it is on the Devices that were chosen: of parts of one, claims cannot always name the place. Who claimed
+    a part of all that was chosen has left no such Slice.
+    """
+    there, chosen = ([world.slices.get(id) for id in ids] for ids in (replica.slices, replica.chosen))
+    if len(there) == 1 and there[0] is not None and chosen == [None]:
+        part, (was,) = there[0], replica.chosen
+        return part.kind == "dra" and part.device_bytes > 0 and was.partition("/")[0] == part.node
+    return [one and one.device for one in there] == [one and one.device for one in chosen] and all(there)
+
+
+def _suspects(world: World) -> list[SliceId]:
+    """Slices that somebody else than the plan put something on, in order."""
+    given = {id for one in world.replicas.values() if one.chosen for id in one.slices if id in world.slices}
+    theirs = {id for id in world.by_slice if id in world.slices and world.slices[id].theirs}
+    return sorted(given | theirs)
+
+
+def _over(slice_: Slice, holders: Sequence[Replica]) -> bool:
+    """Whether they hold more than there is. Of a shared Slice its size is what pods of others have left."""
+    if not holders:
+        return False
+    many = len(holders) + slice_.theirs
+    if many > 1 and any(_alone(one, slice_) for one in holders):
+        return True
+    if 0 < slice_.holders_max < many:
+        return True
+    memory_bytes = sum(one.memory_bytes for one in holders)
+    percent = sum(one.compute_percent for one in holders)
+    return memory_bytes > slice_.memory_bytes or percent > max(slice_.compute_percent, 0)
+
+
+def _alone(replica: Replica, slice_: Slice) -> bool:
+    return not slice_.shared or len(replica.slices) > 1 or replica.memory_bytes == 0
+
+
+def _age(replica: Replica) -> tuple[float, ReplicaId]:
+    return replica.created_s, replica.id
+
+
+def _reason(slice_: Slice, replica: Replica, stay: Iterable[Replica]) -> str:
+    others = [*sorted({one.model for one in stay}), *(["pods of others"] if slice_.theirs else [])]
+    beside = f"{' and '.join(others)} {'are' if len(others) > 1 or slice_.theirs else 'is'} there" if others else ""
+    little = f"{slice_.id} has no room for it" + (f": {beside}" if beside else "")
+    return "; ".join(filter(None, (misplaced(replica), little)))

@@ -1,0 +1,89 @@
+"""What a start consisted of: decide, pull, place, image and load, as far as they were seen.
+
+Owns the names and bounds of these phases; Routes tell them to gateways (Server-Timing), the metrics sum them up. The
+gateway adds `ready`, which only it can see: from the engine's readiness to the Call on its way there. Parts of `place`
+have names of their own, `place.write` and so on; they are told beside it and never to gateways, who add phases up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autoscaler.state.world import Replica
+
+PARTS = ("place.write", "place.schedule", "place.kubelet")
+
+
+def phases_s(replica: Replica) -> dict[str, float]:
+    """Seconds per phase of a Replica that got ready; empty where it was not seen to start.
+
+    decide: from the arrival of the first Call to the order, room that had to be made included; only where a Call was
+    the reason. pull: from the order until its weights are on the node; only where a registry has them. place: from
+    there, or from the order, to the running process, or as far as its node needed nothing any more but its image;
+    image: from there to the running process, only where that was seen. load: from there to readiness.
+    """
+    created_s, started_s = replica.created_s, replica.started_s
+    if replica.found or replica.ready_s is None or started_s is None or created_s > started_s:
+        return {}
+    prepared_s = _prepared_s(replica)
+    decide = {} if replica.wanted_s is None else {"decide": max(0.0, created_s - replica.wanted_s)}
+    image = {} if prepared_s is None else {"image": started_s - prepared_s}
+    pulled_s = _pulled_s(replica)
+    ends_s = started_s if prepared_s is None else prepared_s
+    pull = {} if pulled_s is None else {"pull": pulled_s - created_s}
+    place_s = ends_s - created_s - sum(pull.values())
+    return {**decide, **pull, "place": place_s, **image, "load": replica.ready_s - started_s}
+
+
+def parts_s(replica: Replica) -> dict[str, float]:
+    """Seconds per part of `place`, each where it was seen to begin and to end.
+
+    write: from the order, or the end of the pull, to the API server's answer. schedule: from there to a node. kubelet:
+    from there to the end.
+    """
+    ends_s = (_pulled_s(replica) or replica.created_s, replica.placing.asked_s, replica.placing.bound_s,
+              _prepared_s(replica) or replica.started_s)  # fmt: skip
+    pairs = zip(PARTS, ends_s, ends_s[1:], strict=False)
+    return {
+        name: end_s - began_s
+        for name, began_s, end_s in pairs
+        if began_s is not None and end_s is not None and replica.created_s <= began_s <= end_s
+    }
+
+
+def told_s(replica: Replica) -> dict[str, float]:
+    """Phases with the parts of `place` behind it; empty where no phase is known."""
+    told: dict[str, float] = {}
+    for name, took_s in phases_s(replica).items():
+        told[name] = took_s
+        if name == "place":
+            told |= parts_s(replica)
+    return told
+
+
+def last_start(replicas: Iterable[Replica]) -> Replica | None:
+    """Whose start ended last, of those that were seen to start."""
+    seen = (replica for replica in replicas if phases_s(replica))
+    return max(seen, key=lambda replica: (replica.ready_s or 0.0, replica.id), default=None)
+
+
+def last_phases_ms(replicas: Iterable[Replica]) -> dict[str, float]:
+    """Milliseconds per phase of the start that ended last; empty when none was seen."""
+    last = last_start(replicas)
+    return {} if last is None else {name: took_s * 1e3 for name, took_s in phases_s(last).items()}
+
+
+def _pulled_s(replica: Replica) -> float | None:
+    """When its weights were there; None: no registry has them, or that was not seen before all was ready."""
+    pulled_s, ends_s = replica.placing.pulled_s, _prepared_s(replica) or replica.started_s
+    if pulled_s is None or ends_s is None or not replica.created_s <= pulled_s <= ends_s:
+        return None
+    return pulled_s
+
+
+def _prepared_s(replica: Replica) -> float | None:
+    """When its node had all of it ready but its image; None: not seen before its process."""
+    prepared_s, started_s = replica.placing.prepared_s, replica.started_s
+    if prepared_s is None or started_s is None or not replica.created_s <= prepared_s <= started_s:
+        return None
+    return prepared_s

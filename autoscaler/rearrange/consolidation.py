@@ -1,0 +1,110 @@
+"""The way home from capacity that costs, once the surge is over: a successor starts on what costs nothing more.
+
+Owns who moves home first, while nobody lacks room (`autoscaler.rearrange.paid_capacity` says who is where). Promises,
+beside those of every move (`autoscaler.rearrange.moves`): nobody moves unless for him and all others on that Lease room
+is free at home, nor who is about to go anyway, nor to a product that its Model likes less, nor where its Model wants
+its Replicas apart; and nobody in the first minutes of a leader, which may not know yet who took whose place. When the
+last has left, the ledger gives the Lease back (`autoscaler.provisioning.returning`). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import NamedTuple
+
+from autoscaler.capacity.ordered_slices import is_of
+from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, idle_s, live, median_start_s
+from autoscaler.queries.gateways import complete
+from autoscaler.rearrange.moves import Ground, Step, home, settled, under_way
+from autoscaler.rearrange.paid_capacity import by_lease, dear_slices, rank_of
+from autoscaler.state.leases import Lease, LeaseId
+from autoscaler.state.world import Move, Replica, Slice, World
+
+LEASES_MAX = 8
+"""Leases for whose guests places are looked for in one Plan."""
+LEADING_S = 120.0
+
+
+class Homeward(NamedTuple):
+    """The move that begins now, if any; when time alone may allow one."""
+
+    step: Step | None = None
+    next_s: float = inf
+
+
+def homeward(ground: Ground) -> Homeward:
+    """Of the guests whose leaving gives a Lease back the first that moves now."""
+    world, due_s = ground.world, ground.world.leading_since_s + LEADING_S
+    if not world.rented.guests or under_way(world, ground.going) is not None or not complete(world, ground.now_s):
+        return Homeward()
+    if ground.now_s < due_s:
+        return Homeward(None, due_s)
+    those, next_s, tried = by_lease(world, world.replicas), inf, 0
+    nodes = {listed.node for id in those if (listed := world.capacity.leases[id].listed) is not None}
+    there: dict[str, list[Slice]] = {node: [] for node in nodes}
+    for slice_ in world.slices.values():
+        if slice_.node in nodes:
+            there[slice_.node].append(slice_)
+    for id in sorted(those, key=lambda one: _order(world.capacity.leases[one], those[one])):
+        lease, guests = world.capacity.leases[id], those[id]
+        if _stays(world, lease, guests, there) or not all(_is_needed(ground, one) for one in guests):
+            continue
+        rests = [settled(ground, one) for one in guests]
+        if not all(one.may for one in rests):
+            next_s = min(next_s, *(one.next_s for one in rests))
+        elif steps := _all_home(ground, lease, guests):
+            return Homeward(steps[0])
+        elif (tried := tried + 1) == LEASES_MAX:
+            break
+    return Homeward(None, next_s)
+
+
+def _order(lease: Lease, guests: Sequence[Replica]) -> tuple[int, float, LeaseId]:
+    return len(guests), -lease.offer.price_per_hour * lease.devices, lease.id
+
+
+def _stays(world: World, lease: Lease, guests: Iterable[Replica], there: dict[str, list[Slice]]) -> bool:
+    """Whether it would not go even when these have left."""
+    ids, listed = {one.id for one in guests}, lease.listed
+    if listed is None:
+        return True
+    mine = [one for one in there[listed.node] if listed.alone or is_of(lease, one)]
+    if any(world.others.get(one.counted, 0) for one in mine):
+        return True
+    return any(id not in ids for one in mine for id in world.by_slice.get(one.id, ()))
+
+
+def _is_needed(ground: Ground, guest: Replica) -> bool:
+    """Whether it would still be there when a successor is ready: Calls need it, or it stays idle for longer."""
+    world, name = ground.world, guest.model
+    model, load = world.models.get(name), world.loads.get(name, NO_LOAD)
+    history = world.histories.get(name, NO_HISTORY)
+    if model is None:
+        return False
+    others = sum(one.slots for one in live(world, name) if one.id != guest.id)
+    if others:
+        return load.waiting + load.running > others and not model.spec.spread
+    if load.waiting or load.running or model.spec.replicas.min:
+        return True
+    left_s = (history.last_activity_s or -inf) + idle_s(world, model, history)[0] - ground.now_s
+    return left_s > (median_start_s(history) or 0.0)
+
+
+def _all_home(ground: Ground, lease: Lease, guests: Iterable[Replica]) -> tuple[Step, ...]:
+    """A place for each; none: there is not one for all."""
+    world, yard = ground.world, ground.yard
+    steps: list[Step] = []
+    dear = dear_slices(world)
+    nodes = {world.slices[id].node for id in dear}
+    yard.stock.mark()
+    try:
+        yard.set_aside(id for node in nodes for id in yard.slices_of(node) if id in dear)
+        for guest in sorted(guests, key=lambda one: (-len(one.slices), -one.memory_bytes, one.id)):
+            there = home(ground, guest, f"move {guest.model}: there is room without {lease.id.provider}, which costs")
+            if there is None or rank_of(world, there.want, there.slices) > rank_of(world, there.want, guest.slices):
+                return ()
+            steps.append(Step(Move(replica=guest.id), there))
+    finally:
+        yard.stock.rewind()
+    return tuple(steps)

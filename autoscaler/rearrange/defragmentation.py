@@ -1,0 +1,302 @@
+"""Defragmentation: who moves first, where a Want is unmet only because what is free is in pieces.
+
+Owns the search for such moves and their limits. Promises, beside those of every move (`autoscaler.rearrange.moves`):
+who moves has a new home that is free now, with all moves before it done; after the last the Want fits, and none of them
+could be left out; the room that is gained is worth more than the starts; at most one begins in EVERY_S, and none on or
+to a node where anything else comes or goes. Of a GPU that is in parts all move who are on it, for who needs it whole.
+Searches are bounded, so that a way may be missed. It starts nothing: `autoscaler.planner.plan` starts the first
+successor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, reduce
+from itertools import combinations
+from math import inf
+from typing import NamedTuple
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.placement.eviction import sum_of
+from autoscaler.placement.model.predicates import ask, barred, need
+from autoscaler.placement.model.topology import WORDS
+from autoscaler.placement.model.types import Choice, Force, Incumbent, Missing, Shelf, Want
+from autoscaler.placement.reasons import Pieces, pieces_of
+from autoscaler.queries.gateways import complete
+from autoscaler.rearrange.moves import Ground, Step, home, settled, under_way
+from autoscaler.rearrange.vacate_gpu import wholes
+from autoscaler.state.lanes import Kind, Room
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import NOTHING, Beside
+from autoscaler.state.world import Move, NodeId, Replica, SliceId
+from autoscaler.text import seconds, size
+
+EVERY_S = 300.0
+"""Between two starts of moves: a start reads a Model's weights as fast as it can, which others on that node and on the
+way to it feel, and most starts are over by then, so that the next choice sees what became of the last."""
+WORTH_S = 600.0
+"""A device that comes to use counts so many seconds; a start costs as many as it takes, on each device it needs."""
+BUSY = 2.0
+"""So much dearer is a Replica with Calls on it: they may have to end on the old one while both hold their places."""
+PRIORITY_MAX = 3
+"""Each priority that the Want is above whom it moves doubles what it gains, and each below halves it; so often."""
+MOVES_MAX, CANDIDATES_MAX, PLACES_MAX = 4, 8, 16
+"""Moves for one Want; Replicas of a place that are thought of, the cheapest; places, the roomiest."""
+PROOFS_MAX = 16
+"""Sets of moves for which new homes are looked for, the cheapest first."""
+FORBIDDEN_TOLD = 3
+"""So many are named who may not move for a PodDisruptionBudget."""
+KINDS_MAX, WANTS_MAX = 32, 4
+"""Different kinds of Wants of which it is asked in one Plan whether room for them is in pieces, in the order in which
+they are served; and Wants for which moves are looked for then.
+"""
+
+
+class Defragmented(NamedTuple):
+    """What is said of the unmet Wants, and the moves after which one of them fits: only the first is to begin now."""
+
+    unmet: tuple[Missing, ...]
+    steps: tuple[Step, ...] = ()
+    next_s: float = inf
+    """When time alone may allow a move."""
+
+
+class Moves(NamedTuple):
+    """Replicas whose leaving makes room at one place, and what that costs."""
+
+    key: tuple[float | int | ReplicaId, ...]
+    leave: frozenset[ReplicaId]
+    cost_s: float
+    slices: tuple[SliceId, ...]
+    """Those that the Want is to have."""
+
+
+def defragment(unmet: Sequence[Missing], ground: Ground) -> Defragmented:
+    """The first move for the first of these Wants that is to be served by one; each of them says what it waits for."""
+    search: _Search | None = None
+    known: dict[tuple[Kind, Choice], Pieces] = {}
+    told: dict[Want, str] = {}
+    after: list[Missing] = []
+    for missing in unmet:
+        after.append(missing)
+        want = missing.want._replace(ordinal=0, unserved_since_s=0.0, reason="", spare_bytes=0)
+        if not _movable_for(missing):
+            continue
+        if want not in told and len(told) < WANTS_MAX:
+            pieces = known.get((want.kind, want.choice))
+            if pieces is None and len(known) < KINDS_MAX:
+                pieces = known[want.kind, want.choice] = pieces_of(ground.yard, want.kind, want.choice, PLACES_MAX)
+            if pieces is not None and pieces.most < pieces.need <= pieces.total:
+                search = search or _Search(ground)
+                told[want] = f"needs {ask(want)}; {_free(want, pieces)}; {search.first(want, pieces.places)}"
+            elif pieces is not None and not pieces.places and want.devices == 1:
+                search = search or _Search(ground)
+                places = tuple(parts for parts, whole in search.wholes.items() if _fits(want, whole))
+                if places:
+                    told[want] = f"{missing.reason}; {search.first(want, places)}"
+        after[-1] = missing._replace(reason=told.get(want, missing.reason))
+    return Defragmented(tuple(unmet)) if search is None else Defragmented(tuple(after), search.steps, search.next_s)
+
+
+def _movable_for(missing: Missing) -> bool:
+    """Nobody moves for what can never be, comes by itself, or may as well not be."""
+    return not missing.never and not missing.promised and missing.want.force > Force.NONE and missing.want.devices > 0
+
+
+def _free(want: Want, pieces: Pieces) -> str:
+    if want.devices > 1:
+        where = WORDS[want.link] if want.link else "on one node"
+        return f"{pieces.total} are free, at most {pieces.most} {where}"
+    return f"{size(pieces.total)} is free, at most {size(pieces.most)} on one device"
+
+
+class _Search:
+    """For the Wants of one Plan."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self.steps: tuple[Step, ...] = ()
+        self.next_s = inf
+        world = ground.world
+        self._moving = under_way(world, ground.going)
+        self._settled: dict[ReplicaId, bool] = {}
+        self._forbidden = set[ModelName]()
+        """Models of which one would move, and a PodDisruptionBudget does not allow it."""
+        restless = {
+            world.slices[id].node
+            for replica in world.replicas.values()
+            if replica.state is not S.READY or replica.id in ground.going
+            for id in replica.slices
+            if id in world.slices
+        }
+        self._restless: set[NodeId] = restless | {world.slices[id].node for id in ground.taken}
+
+    @cached_property
+    def wholes(self) -> Mapping[tuple[SliceId, ...], Shelf]:
+        """The parts of GPUs that are whole when all have left."""
+        return wholes(self._ground.world, self._ground.yard)
+
+    def first(self, want: Want, places: Sequence[tuple[SliceId, ...]]) -> str:
+        """What is done about it, in words; the first move that may begin now is kept. `places`: where it could be."""
+        world, now_s = self._ground.world, self._ground.now_s
+        if self._moving is not None:
+            return f"{self._moving.model} moves from {self._where(self._moving.slices)} first"
+        if self.steps:
+            return f"{self.steps[0].home.want.model} moves first, to make room for {self.steps[0].move.room_for}"
+        due_s = max(world.leading_since_s, world.moved_s or 0.0) + EVERY_S  # who led before may just have moved one
+        if now_s < due_s:
+            self.next_s = min(self.next_s, due_s)
+            return f"the next Replica may move in {seconds(due_s - now_s)}"
+        if not complete(world, now_s):
+            return "nobody moves while gateways are silent"
+        found, why = self._cheapest(want, places)
+        if not found:
+            return why
+        self.steps = found
+        old, there = world.replicas[found[0].move.replica], found[0].home
+        then = ", ".join(step.home.want.model for step in found[1:])
+        begin = f"moves {old.model} from {self._where(old.slices)} to {self._where(there.slices)} first"
+        return f"{begin}, then {then}" if then else begin
+
+    def _where(self, slices: Sequence[SliceId]) -> str:
+        known = [self._ground.world.slices[id] for id in slices if id in self._ground.world.slices]
+        return ", ".join(sorted({one.node if len(slices) > 1 else one.id for one in known})) or "nowhere"
+
+    # --- who could leave ----------------------------------------------------------------------------------------------
+
+    def _cheapest(self, want: Want, places: Sequence[tuple[SliceId, ...]]) -> tuple[tuple[Step, ...], str]:
+        """The moves after which the Want fits; none, and why."""
+        ways = sorted((way for at in places for way in self._ways(want, at)), key=lambda way: way.key)
+        if not ways:
+            return (), self._nobody()
+        worth = [way for way in ways if way.cost_s < self._gain_s(want, way)]
+        if not worth:
+            return (), f"to move {self._names(ways[0])} would cost more than it gains"
+        proofs = (self._proven(want, way) for way in worth[:PROOFS_MAX])
+        steps = next(filter(None, proofs), ())
+        return steps, f"there is no other place for {self._names(worth[0])}"
+
+    def _nobody(self) -> str:
+        if not self._forbidden:
+            return "nobody in the way may move now"
+        return f"a PodDisruptionBudget forbids to move {', '.join(sorted(self._forbidden)[:FORBIDDEN_TOLD])}"
+
+    def _names(self, way: Moves) -> str:
+        replicas = self._ground.world.replicas
+        return ", ".join(sorted({replicas[id].model for id in way.leave}))
+
+    def _gain_s(self, want: Want, way: Moves) -> float:
+        """Device-seconds, weighed by priority."""
+        world = self._ground.world
+        devices = want.devices
+        share = 1.0
+        if devices == 1 and want.memory_bytes:
+            whole = self.wholes.get(way.slices)
+            slice_ = world.slices[way.slices[0]] if whole is None else whole.slice
+            share = min(1.0, want.memory_bytes / slice_.memory_bytes)
+        above = min(want.priority - world.models[world.replicas[id].model].spec.priority for id in way.leave)
+        return devices * share * WORTH_S * 2.0 ** max(-PRIORITY_MAX, min(above, PRIORITY_MAX))
+
+    def _ways(self, want: Want, at: Sequence[SliceId]) -> Iterator[Moves]:
+        """Sets of Replicas whose leaving makes room there; none holds another."""
+        shelves = [self._ground.yard.shelf(id) for id in at]
+        if shelves[0].slice.node in self._restless:
+            return
+        by_id = {one.replica: one for shelf in shelves for one in shelf.incumbents if self._may_move(one, want)}
+        prices = {id: self._price(one, self._ground.world.replicas[id]) for id, one in by_id.items()}
+        cheap = sorted(by_id, key=lambda one: (by_id[one].busy, prices[one], one))[:CANDIDATES_MAX]
+        found: list[frozenset[ReplicaId]] = []
+        for many in range(1, MOVES_MAX + 1):
+            for few in combinations(cheap, many):
+                leave = frozenset(few)
+                if any(less <= leave for less in found):
+                    continue
+                slices = self._freed(want, tuple(at), shelves, leave)
+                if slices and self._has_beside(want, shelves[0].slice.node, leave):
+                    found.append(leave)
+                    cost_s, busy = sum(prices[id] for id in few), sum(by_id[id].busy for id in few)
+                    yield Moves((busy, cost_s, many, *sorted(few)), leave, cost_s, slices)
+
+    def _freed(
+        self, want: Want, at: tuple[SliceId, ...], shelves: Sequence[Shelf], leave: Collection[ReplicaId]
+    ) -> tuple[SliceId, ...]:
+        """The Slices that it could have there when these have left; of a GPU in parts all, or none."""
+        if at not in self.wholes:
+            return _room(want, shelves, leave)
+        there = {one.replica for shelf in shelves for one in shelf.incumbents}
+        return at if leave == there and _fits(want, self.wholes[at]) else ()
+
+    def _has_beside(self, want: Want, node: NodeId, leave: Collection[ReplicaId]) -> bool:
+        """Whether the node has CPU and memory enough when these have left."""
+        host = self._ground.yard.hosts.get(node)
+        return host is None or host.left.plus(self._amounts(leave)).holds(want.beside)
+
+    def _amounts(self, leave: Iterable[ReplicaId]) -> Beside:
+        replicas = self._ground.world.replicas
+        return reduce(Beside.plus, (replicas[id].beside for id in leave), NOTHING)
+
+    def _price(self, incumbent: Incumbent, replica: Replica) -> float:
+        """Device-seconds of starting it elsewhere, at least one a move: none is for nothing."""
+        world = self._ground.world
+        sizes = [world.slices[id].memory_bytes for id in replica.slices if id in world.slices]
+        share = 1.0 if incumbent.others else min(1.0, incumbent.room.memory_bytes / max(1, *sizes))
+        restart_s = max(1.0, self._ground.outlook.restart_s(replica.model))
+        return restart_s * share * len(replica.slices) * (BUSY if incumbent.busy else 1.0)
+
+    def _at_rest(self, replica: Replica) -> bool:
+        found = settled(self._ground, replica)
+        self.next_s = min(self.next_s, found.next_s)
+        if found.forbidden:
+            self._forbidden.add(replica.model)
+        return found.may
+
+    def _may_move(self, incumbent: Incumbent, want: Want) -> bool:
+        id = incumbent.replica
+        if id not in self._settled:
+            self._settled[id] = self._at_rest(self._ground.world.replicas[id])
+        return self._settled[id] and incumbent.model != want.model
+
+    # --- where to -----------------------------------------------------------------------------------------------------
+
+    def _proven(self, want: Want, way: Moves) -> tuple[Step, ...]:
+        """A new home for each, the largest first, and then room for the Want; none: it cannot be done so."""
+        yard, world = self._ground.yard, self._ground.world
+        steps: list[Step] = []
+        yard.stock.mark()
+        try:
+            for node in self._restless:
+                yard.set_aside(yard.slices_of(node))
+            yard.set_aside(way.slices)
+            leave = [world.replicas[id] for id in way.leave]
+            for replica in sorted(leave, key=lambda one: (-len(one.slices), -one.memory_bytes, one.id)):
+                there = home(self._ground, replica, f"move {replica.model}: makes room for {want.model}")
+                if there is None:
+                    return ()
+                steps.append(Step(Move(replica=replica.id, room_for=want.model), there))
+            if way.slices in self.wholes:
+                return tuple(steps)
+            for id in way.slices:
+                yard.set_free(id, _left(yard.shelf(id), way.leave))
+            yard.gain(world.slices[way.slices[0]].node, self._amounts(way.leave))
+            return tuple(steps) if yard.choose(want.kind, want.choice, want.supplies, want.trust) is not None else ()
+        finally:
+            yard.stock.rewind()
+
+
+def _fits(want: Want, whole: Shelf) -> bool:
+    return need(want, whole) is not None and not barred(want.choice, whole.slice)
+
+
+def _left(shelf: Shelf, leave: Collection[ReplicaId]) -> Room:
+    """What it has when these have left."""
+    return shelf.free.plus(sum_of([one for one in shelf.incumbents if one.replica in leave]))
+
+
+def _room(want: Want, shelves: Sequence[Shelf], leave: Collection[ReplicaId]) -> tuple[SliceId, ...]:
+    """The Slices that it could have when these have left, those first that are free anyway; none: too few."""
+    enough: list[tuple[bool, SliceId]] = []
+    for shelf in shelves:
+        room = need(want, shelf)
+        if room is not None and _left(shelf, leave).holds(room):
+            enough.append((not shelf.free.holds(room), shelf.slice.id))
+    return tuple(id for _, id in sorted(enough)[: want.devices]) if len(enough) >= want.devices else ()

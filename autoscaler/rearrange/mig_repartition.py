@@ -1,0 +1,283 @@
+"""Cutting anew: which idle node is cut how, where a Want fits no MIG cut that is there, and would fit another. Pure.
+
+Promises: only nodes that Settings say may be cut, and none on which anybody has anything, ours or others', be it only
+not proven clean yet. Which GPU of a node a cut is on no label says, and mig-manager takes the device plug-in and what
+watches GPUs off the whole node meanwhile: so a node is cut as a whole, and only when all of it is idle; nobody is asked
+to leave for that. One order at a time for a node, and none elsewhere for a Want that one on its way will serve. None
+either for who lacks no cut there but the node's CPU or memory, nor one that would change nothing. What is wanted comes
+first, then what is there stays as far as it fits, and the rest is cut as it was wanted lately; places are
+`autoscaler.slicing.mig_placement`'s choice. Where nodes stand is `autoscaler.queries.mig_status`'.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
+from typing import NamedTuple
+
+from autoscaler.contract import ModelName
+from autoscaler.placement.learning.expected_demand import histogram
+from autoscaler.placement.mig_candidates import Site, Sites
+from autoscaler.placement.model.bins import locks
+from autoscaler.placement.model.predicates import barred, scarce
+from autoscaler.placement.model.types import Missing, Want
+from autoscaler.queries.cordons import cordons_on
+from autoscaler.queries.mig_status import Stage, config_of, failure, profiles
+from autoscaler.slicing.mig_geometry import Geometry
+from autoscaler.slicing.mig_placement import Fleet, Found
+from autoscaler.state.actions import CutNode
+from autoscaler.state.lanes import Kind
+from autoscaler.state.mig import CutOrder
+from autoscaler.state.resources import Host
+from autoscaler.state.world import DeviceId, SliceId, World
+from autoscaler.text import counted
+
+WAIT_S = 15.0
+"""A Want that Calls wait for is unmet so long before a node is cut for it: what is only being started passes."""
+EVERY_S = 60.0
+"""Between two orders, whatever they are about."""
+NODE_EVERY_S = 600.0
+"""Between two orders about one node, the first of which was carried out."""
+WANTS_MAX, NODES_MAX = 64, 64
+"""Wants that are looked at, and nodes: those on which most is soonest done for them."""
+
+
+class Cutting(NamedTuple):
+    """What is to be done about it, and what is said to whom has no place."""
+
+    order: CutNode | None
+    unmet: tuple[Missing, ...]
+    next_s: float = inf
+    """When time alone changes this."""
+
+
+def cut(unmet: tuple[Missing, ...], world: World, now_s: float, taken: Collection[SliceId] = ()) -> Cutting:
+    """`taken`: Slices that are being given away now."""
+    if not world.cuttable or not unmet:
+        return Cutting(None, unmet)
+    return _Look(world, now_s, taken).cut(unmet)
+
+
+class _Look:
+    """At one World."""
+
+    def __init__(self, world: World, now_s: float, taken: Collection[SliceId]) -> None:
+        self.world, self.now_s = world, now_s
+        self.next_s = inf
+        self.sites = Sites(world, now_s, taken)
+        self.nodes: Sequence[Site] = ()
+        self._same = set[str]()
+
+    def cut(self, unmet: tuple[Missing, ...]) -> Cutting:
+        """See `cut`."""
+        told = list(unmet)
+        alone = [at for at, missing in enumerate(unmet) if not missing.promised and missing.want.devices == 1]
+        looked = sorted(alone, key=lambda at: self.sites.some_day(unmet[at].want) is None)[:WANTS_MAX]
+        self.nodes = self.sites.nearest([unmet[at].want for at in looked], NODES_MAX)
+        coming = {
+            node.seen.name: (Counter(profiles(self._ordered(node))) - node.there, node.host)
+            for node in self.nodes
+            if node.standing.stage is Stage.ON_ITS_WAY
+        }
+        left = list[int]()
+        for at in looked:
+            node = self._is_coming(unmet[at].want, coming)
+            if node is None:
+                left.append(at)
+            else:
+                told[at] = _says(unmet[at], f"node {node.seen.name} is being cut anew, and it fits there then")
+        order = self._order([unmet[at].want for at in left if self._is_due(unmet[at].want)])
+        for at in left:
+            told[at] = self._hope(unmet[at], order)
+        for at in alone:
+            told[at] = self._some_day(told[at]) if told[at].never else told[at]
+        for node in self.nodes:
+            self._later(node.standing.until_s)
+        return Cutting(order, tuple(told), self.next_s)
+
+    def _ordered(self, node: Site) -> tuple[tuple[str, ...], ...]:
+        """What is on its way."""
+        intent = self.world.cutting.get(node.seen.name)
+        order = node.seen.order if intent is None or intent.refused else intent.order
+        return () if order is None else order.cuts
+
+    def _later(self, at_s: float | None) -> None:
+        if at_s is not None and self.now_s < at_s < self.next_s:
+            self.next_s = at_s
+
+    def _is_due(self, want: Want) -> bool:
+        """Whether it has waited long enough; what no Call waits for: while nothing is being started."""
+        if want.unserved_since_s == inf:
+            return not locks(self.world, self.now_s)
+        self._later(want.unserved_since_s + WAIT_S)
+        return self.now_s >= want.unserved_since_s + WAIT_S
+
+    def _is_coming(self, want: Want, coming: dict[str, tuple[Counter[str], Host | None]]) -> Site | None:
+        """The node on its way that will have a cut for it, which is its from now on."""
+        for node in self.nodes:
+            left, host = coming.get(node.seen.name, (Counter[str](), None))
+            for profile in self.sites.fitting(want, node, host) if left else ():
+                if left[profile] > 0:
+                    left[profile] -= 1
+                    coming[node.seen.name] = left, None if host is None else host.without(want.beside)
+                    return node
+        return None
+
+    def _order(self, wants: Sequence[Want]) -> CutNode | None:
+        """For the node on which most of them find a place; one that failed comes after those that did not."""
+        free_s = self._last_s() + EVERY_S
+        if not wants or self.now_s < free_s:
+            self._later(free_s if wants else None)
+            return None
+        found = list[tuple[tuple[bool, int, float, str], Site, list[tuple[Want, str]]]]()
+        for node in self.nodes:
+            wanted = self._wanted(wants, node) if node.idle and self._may(node) else []
+            if wanted:
+                failed, price = node.standing.stage is Stage.FAILED, self.sites.shelf(node, wanted[0][1]).price
+                found.append(((failed, -len(wanted), price, node.seen.name), node, wanted))
+        for _, node, wanted in sorted(found, key=lambda one: one[0]):
+            order = self._cut(node, wanted)
+            if order is not None:
+                return order
+            self._same.add(node.seen.name)
+        return None
+
+    def _wanted(self, wants: Sequence[Want], node: Site) -> list[tuple[Want, str]]:
+        """Who would have a place there, and on which profile: as many as the node has CPU and memory for."""
+        found, host = list[tuple[Want, str]](), node.host
+        for want in wants:
+            fitting = self.sites.fitting(want, node, host)
+            if fitting and not self.sites.shows(want, node):
+                found.append((want, fitting[0]))
+                host = None if host is None else host.without(want.beside)
+        return found
+
+    def _may(self, node: Site) -> bool:
+        """Whether nothing but its being in use keeps it from being cut now."""
+        seen, order = node.seen, node.seen.order
+        intent = self.world.cutting.get(seen.name)
+        slice_ = self.sites.shelf(node, node.plain[0].name).slice
+        if not seen.usable or seen.strategy == "single" or any(cordons_on(self.world, slice_)):
+            return False
+        free_s = 0.0 if intent is None else intent.again_s
+        if node.standing.stage is Stage.FAILED:
+            free_s = max(free_s, node.standing.until_s or 0.0)
+        elif node.standing.stage is not Stage.REST:
+            return False
+        elif order is not None:
+            free_s = max(free_s, order.asked_s + NODE_EVERY_S)
+        self._later(free_s)
+        return self.now_s >= free_s
+
+    def _last_s(self) -> float:
+        """When an order was given last."""
+        given = [node.order.asked_s for node in self.world.cuttable.values() if node.order is not None]
+        return max([*given, *(one.since_s for one in self.world.cutting.values() if not one.refused)], default=-inf)
+
+    def _cut(self, node: Site, wanted: Sequence[tuple[Want, str]]) -> CutNode | None:
+        """None: it is cut like that already. One that failed is told once more all the same: till then it is closed."""
+        seen, (first, _) = node.seen, wanted[0]
+        cuts = laid_out(node.geometry, seen.gpus, [name for _, name in wanted], node.there, self._shares(node))
+        if node.standing.stage is Stage.REST and Counter(profiles(cuts)) == node.there:
+            return None
+        failed = node.standing.stage is Stage.FAILED and seen.order is not None
+        order = CutOrder(
+            node=seen.name, config=config_of(cuts, seen.config), cuts=cuts, asked_s=self.now_s, before=seen.config,
+            tries=seen.order.tries + 1 if failed and seen.order is not None else 1,
+        )  # fmt: skip
+        what = ", ".join(f"{many} of {name}" for name, many in sorted(Counter(profiles(cuts)).items()))
+        return CutNode(order=order, reason=f"{counted(len(wanted), 'Replica')} fit then, {first.model} first: {what}")
+
+    def _shares(self, node: Site) -> dict[str, float]:
+        """How often each profile was wanted lately, by whoever could be on this node."""
+        shares = Counter[str]()
+        for wanted in histogram(self.world, self.now_s):
+            fitting = self.sites.fitting(_want(wanted.kind), node)
+            if fitting:
+                shares[fitting[0]] += wanted.weight
+        return {name: float(weight) for name, weight in shares.items()}
+
+    def _hope(self, missing: Missing, order: CutNode | None) -> Missing:
+        """What is said of a Want that has no place: which node it could be on, were that cut anew."""
+        words, want = list[str](), missing.want
+        for node in self.nodes:
+            if not self.sites.fitting(want, node) or (node.idle and self.sites.shows(want, node)):
+                continue
+            lacks = scarce(want, node.host, "it")
+            if order is not None and order.order.node == node.seen.name and not lacks:
+                return _says(missing, f"node {node.seen.name} is being cut anew")
+            if node.standing.stage is Stage.OUT:
+                words.append(f"node {node.seen.name} {failure(node.seen)}")
+            elif not node.may_ever:
+                words.append(f"node {node.seen.name} could be cut anew for it, {self._but(node, lacks)}")
+            else:
+                return _says(missing, f"node {node.seen.name} could be cut anew for it, {self._but(node, lacks)}")
+        return missing._replace(reason="; ".join([missing.reason, *words[:1]]))
+
+    def _some_day(self, missing: Missing) -> Missing:
+        """Who is not looked at now, or kept off a node for a while, is not told that it can never be anywhere."""
+        found = self.sites.some_day(missing.want)
+        if found is None:
+            return missing
+        node, slice_ = found
+        bar = barred(missing.want.choice, slice_)
+        but = f"but {bar}" if bar else "when its turn comes"
+        return _says(missing, f"node {node.seen.name} could be cut anew for it, {but}")
+
+    def _but(self, node: Site, lacks: str) -> str:
+        """Why it is not."""
+        intent, seen = self.world.cutting.get(node.seen.name), node.seen
+        if seen.strategy == "single":
+            return "but its device plug-in is told that all cuts are alike: it takes MIG strategy mixed"
+        if node.standing.stage is Stage.FOREIGN:
+            return "but its label nvidia.com/mig.config.state is not success: does mig-manager run there?"
+        if intent is not None and intent.refused:
+            return f"but {intent.refused}"
+        if node.standing.stage is Stage.FAILED:
+            return f"and {failure(seen)}; it is tried again"
+        if not node.idle:
+            return "once it is idle"
+        same = "but its GPUs are cut like that already" if node.seen.name in self._same else ""
+        return f"but {lacks}" if lacks else same or "when its turn comes"
+
+
+def laid_out(
+    geometry: Geometry, gpus: int, wanted: Sequence[str], there: Mapping[str, int], shares: Mapping[str, float]
+) -> tuple[tuple[str, ...], ...]:
+    """The profiles on each GPU of an empty node: what is wanted, in its order, as far as it fits; then what is there
+    now, the largest first; then by `shares`, each as often as it is wanted beside the others.
+    """
+    asked = Counter(wanted)
+    weights = dict(shares) or {name: float(many) for name, many in asked.items()}
+    fleet = Fleet(weights)
+    for number in range(gpus):
+        fleet.add(_gpu(number), geometry)
+    made = Counter[str]()
+    kept = sorted((name for name in there if geometry.has(name)), key=lambda name: (-geometry.profile(name).size, name))
+    for name in [*wanted, *(one for one in kept for _ in range(there[one] - asked[one]))]:
+        made[name] += isinstance(fleet.start(name), Found)
+    open_ = {name for name, weight in weights.items() if weight > 0 and geometry.has(name)}
+    while open_:
+        name = min(open_, key=lambda one: ((made[one] + 1) / weights[one], one))
+        if isinstance(fleet.start(name), Found):
+            made[name] += 1
+        else:
+            open_.discard(name)
+    return tuple(tuple(sorted(one.profile for one in fleet.used(_gpu(number)))) for number in range(gpus))
+
+
+def _gpu(number: int) -> DeviceId:
+    return DeviceId(f"{number:03}")
+
+
+def _says(missing: Missing, what: str) -> Missing:
+    return missing._replace(reason=f"{missing.reason}; {what}", never=False)
+
+
+def _want(kind: Kind) -> Want:
+    return Want(
+        model=ModelName(""), devices=kind.devices, memory_bytes=kind.memory_bytes, compute_percent=kind.compute_percent,
+        isolation=kind.isolation, products=kind.products, cpu_milli=kind.cpu_milli, host_bytes=kind.host_bytes,
+        spare_bytes=kind.spare_bytes,
+    )  # fmt: skip

@@ -1,0 +1,146 @@
+"""Capacity that costs: who is on it, and who stands in the way of those who would leave it. Pure.
+
+Owns `World.rented`. A Lease that is here and costs is rented, unless its provider's `keepSeconds` keep it for days,
+though nobody is on it; home is what is of no Lease that costs. For a guest, who
+is on a rented Lease, there may be a free place at home; where there is none, the one who stood idle the longest of
+those in whose place it could be is in its way. Models of guests, and those in their way, keep nothing idle for longer
+than a start is worth (`autoscaler.demand.desired_replicas`). It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import inf
+
+from autoscaler.capacity.ordered_slices import is_of
+from autoscaler.contract import ReplicaId
+from autoscaler.demand.desired_replicas import NO_HISTORY
+from autoscaler.fold.draft import Draft
+from autoscaler.placement.model.bins import want_of
+from autoscaler.placement.model.predicates import admits, barred
+from autoscaler.placement.model.types import Force, Want
+from autoscaler.rearrange.moves import movable
+from autoscaler.spec.capacity import keeps
+from autoscaler.state.leases import Lease, LeaseId, Offer
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Rented, Replica, Slice, SliceId, World
+
+NOBODY = Rented()
+KEPT_S = 86_400.0
+"""Who leaves what is kept for longer than this saves nothing for a day: it stays where it is."""
+GUESTS_MAX = 16
+"""For so many it is looked who is in their way, at once."""
+
+
+def look(draft: Draft) -> None:
+    """Who is on what costs, as things are now."""
+    world, before = draft.world, draft.before
+    of_all = (world.capacity, world.slices, world.models, world.settings, world.cordons, world.stops, world.undisturbed)
+    known = before.capacity, before.slices, before.models, before.settings, before.cordons, before.stops
+    same = all(one is other for one, other in zip(of_all, (*known, before.undisturbed), strict=True))
+    if same and draft.replicas.now is before.replicas:
+        return
+    some = any(is_rented(world, lease) for lease in world.capacity.leases.values())
+    now = rented(draft) if some else NOBODY
+    if now != world.rented:
+        draft.change(rented=now)
+
+
+def rented(draft: Draft) -> Rented:
+    """See Rented."""
+    world, replicas = draft.world, draft.replicas.now
+    guests = {one.id: one for those in by_lease(world, replicas).values() for one in those}
+    if not guests:
+        return NOBODY
+    idlers = {one.model for one in guests.values()}
+    wants = [one for id in sorted(guests)[:GUESTS_MAX] if (one := _want(draft, guests[id])) is not None]
+    if wants:
+        dear = dear_slices(world)
+        free = [one for one in world.slices.values() if one.id not in dear and _is_free(draft, one)]
+        idle = [*_idle(draft, guests, dear)]
+        for want, rank in wants:
+            place = next((one for one in free if _could_be(want, rank, one)), None)
+            if place is not None:
+                free.remove(place)
+            elif victim := next((one for one in idle if _could_be(want, rank, world.slices[one.slices[0]])), None):
+                idle.remove(victim)
+                idlers.add(victim.model)
+    return Rented(frozenset(guests), frozenset(idlers))
+
+
+def _want(draft: Draft, guest: Replica) -> tuple[Want, int] | None:
+    """What it would be at home, on one Device, and how well its Model likes what it has; None: it does not move."""
+    world, model = draft.world, draft.world.models.get(guest.model)
+    if model is None or guest.id in world.undisturbed or len(guest.slices) != 1 or not movable(world, model, guest):
+        return None
+    want = want_of(model, 0, inf, Force.NONE, "", world.settings.pod)
+    return want, rank_of(world, want, guest.slices)
+
+
+def _is_free(draft: Draft, slice_: Slice) -> bool:
+    return slice_.healthy and not draft.by_slice.now.get(slice_.id) and not draft.world.others.get(slice_.counted)
+
+
+def _idle(draft: Draft, guests: Mapping[ReplicaId, Replica], dear: frozenset[SliceId]) -> Iterator[Replica]:
+    """Replicas at home on one Device that an idle window lets go, who was called the longest ago first."""
+    world, found = draft.world, list[tuple[float, ReplicaId]]()
+    for replica in draft.replicas.now.values():
+        model = world.models.get(replica.model)
+        if model is None or replica.state is not S.READY or replica.id in guests or model.spec.idle_seconds != "auto":
+            continue
+        if len(replica.slices) == 1 and replica.slices[0] in world.slices and replica.slices[0] not in dear:
+            last_s = draft.histories.now.get(replica.model, NO_HISTORY).last_activity_s
+            found.append((-inf if last_s is None else last_s, replica.id))
+    return (draft.replicas.now[id] for _, id in sorted(found))
+
+
+def _could_be(want: Want, rank: int, slice_: Slice) -> bool:
+    """Whether it has the size, if nobody were there, and is liked no less."""
+    if want.memory_bytes > slice_.memory_bytes or not admits(want.selector, slice_) or barred(want.choice, slice_):
+        return False
+    there = want.kind.rank(slice_.product)
+    return there is not None and there <= rank
+
+
+def by_lease(world: World, replicas: Mapping[ReplicaId, Replica]) -> dict[LeaseId, list[Replica]]:
+    """Rented Leases, and who is on each that anybody is on."""
+    there: dict[str, list[Lease]] = {}
+    for lease in world.capacity.leases.values():
+        if is_rented(world, lease) and lease.listed is not None:
+            there.setdefault(lease.listed.node, []).append(lease)
+    found: dict[LeaseId, list[Replica]] = {}
+    for replica in replicas.values() if there else ():
+        slices = [world.slices[id] for id in replica.slices if id in world.slices]
+        leases = {lease.id for one in slices for lease in there.get(one.node, ()) if is_of(lease, one)}
+        for id in leases:
+            found.setdefault(id, []).append(replica)
+    return found
+
+
+def is_rented(world: World, lease: Lease) -> bool:
+    """Whether it is here, costs, and would go soon if nobody were on it."""
+    if lease.here_s is None or lease.leaving or not _costs(lease.offer):
+        return False
+    kept_s = keeps(world.settings.capacity, lease.id.provider)
+    return kept_s == "auto" or kept_s <= KEPT_S
+
+
+def _costs(offer: Offer) -> bool:
+    """Of room on a node nobody knows which of its Devices it is."""
+    return offer.price_per_hour > 0 and not offer.room
+
+
+def dear_slices(world: World) -> frozenset[SliceId]:
+    """Of all Leases that cost, here or not."""
+    there: dict[str, list[Lease]] = {}
+    for lease in world.capacity.leases.values():
+        if lease.listed is not None and _costs(lease.offer):
+            there.setdefault(lease.listed.node, []).append(lease)
+    slices = world.slices.values() if there else ()
+    return frozenset(one.id for one in slices if any(is_of(lease, one) for lease in there.get(one.node, ())))
+
+
+def rank_of(world: World, want: Want, ids: tuple[SliceId, ...]) -> int:
+    """How well its Model likes these; less is better."""
+    ranks = (want.kind.rank(world.slices[id].product) for id in ids if id in world.slices)
+    return max((rank for rank in ranks if rank is not None), default=0)

@@ -1,0 +1,193 @@
+"""GPUs that are in parts where a Want needs all of one: who leaves, and that nobody new comes meanwhile. Pure.
+
+Owns the choice of the GPU that empties: of those whose parts can all be left, now or by victims as of any Slice, the
+one where that costs the least, an emptying one before any other, and before victims elsewhere that cost more. All who
+are on it leave, or nobody. Until it is whole nothing is put on its other parts, but by who goes before that Want.
+Promises: nobody leaves for who has room promised elsewhere for less, nor from a GPU that somebody who goes before it is
+to have a part of; and nobody from one of which pods of others have a part, or that is closed. It asks nobody to leave;
+`autoscaler.planner.plan` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from math import inf
+from typing import NamedTuple
+
+from autoscaler.contract import ReplicaId
+from autoscaler.placement.eviction import COSTS, EVICT, Key, Option, cost_of, option
+from autoscaler.placement.hosting import hosted
+from autoscaler.placement.index.index import Yard
+from autoscaler.placement.model.bins import NOTHING_KEPT
+from autoscaler.placement.model.predicates import barred
+from autoscaler.placement.model.types import Force, Incumbent, Missing, Outlook, Packing, Shelf, Victim, Want
+from autoscaler.placement.packer import order, pack, wait
+from autoscaler.placement.whole_gpus import rejoined, together
+from autoscaler.state.lanes import NO_ROOM, Room
+from autoscaler.state.world import Slice, SliceId, World
+
+EMPTYING_MAX = 8
+"""GPUs that empty in one Plan, for those who go first: each costs one more call of the packer."""
+
+
+class Ground(NamedTuple):
+    """What is known beside the Yard."""
+
+    world: World
+    outlook: Outlook
+    now_s: float
+
+
+class Packed(NamedTuple):
+    """The packer's answer beside what empties and who waits for the rest of a GPU, and the Yard that it was for."""
+
+    packing: Packing
+    yard: Yard
+    next_s: float = inf
+    """When time alone changes this."""
+
+
+class _Emptying(NamedTuple):
+    """A GPU that is to be whole for a Want."""
+
+    missing: Missing
+    victims: tuple[Incumbent, ...]
+    parts: tuple[SliceId, ...]
+
+
+def packed(
+    wants: Sequence[Want],
+    yards: Callable[[Set[ReplicaId], Mapping[SliceId, str]], Yard],
+    ground: Ground,
+    still: Collection[Want],
+) -> Packed:
+    """The packer's answer, with GPUs emptied for whom it leaves without, and with those who wait for the rest of a GPU
+    on which another starts (`autoscaler.placement.whole_gpus`): what these would have is for others. `yards`: the Yard
+    when those leave, with nothing new put on those Slices for that reason; `still`: Wants for which no GPU is emptied.
+    """
+    packing, yard, _ = _emptied(wants, yards, ground, still)
+    first = together(packing, ground.world, ground.now_s)
+    if first.back and any(not one.promised for one in first.packing.unmet):
+        back = {one.want for one in first.back}
+        packing, other, _ = _emptied([want for want in wants if want not in back], yards, ground, still)
+        both = sorted((*packing.placements, *first.back), key=lambda one: order(one.want))
+        again = together(packing._replace(placements=tuple(both)), ground.world, ground.now_s)
+        if back <= {one.want for one in again.back}:
+            return Packed(again.packing, other, again.next_s)
+        yard = _emptied(wants, yards, ground, still).yard
+    return Packed(first.packing, yard, first.next_s)
+
+
+def _emptied(
+    wants: Sequence[Want],
+    yards: Callable[[Set[ReplicaId], Mapping[SliceId, str]], Yard],
+    ground: Ground,
+    still: Collection[Want],
+) -> Packed:
+    world, outlook, now_s = ground
+    yard = yards(frozenset(), NOTHING_KEPT)
+    packing = pack(wants, yard, world.copies, outlook, now_s)
+    going, kept, found = set[ReplicaId](), dict[SliceId, str](), list[_Emptying]()
+    while len(found) < EMPTYING_MAX:
+        one = _Search(yard, *ground).next(packing, still)
+        if one is None:
+            break
+        found.append(one)
+        going |= {victim.replica for victim in one.victims}
+        kept |= dict.fromkeys(one.parts, f"its GPU empties for {one.missing.want.model}, which needs all of it")
+        settled = {each.missing.want for each in found}
+        yard = yards(going, kept)
+        packing = pack([want for want in wants if want not in settled], yard, world.copies, outlook, now_s)
+    more = (Victim(victim.replica, victim.model, one.missing.want) for one in found for victim in one.victims)
+    unmet = (*packing.unmet, *(one.missing for one in found))
+    return Packed(packing._replace(victims=(*packing.victims, *more), unmet=unmet), yard)
+
+
+class _Search(NamedTuple):
+    """For one packing."""
+
+    yard: Yard
+    world: World
+    outlook: Outlook
+    now_s: float
+
+    def next(self, packing: Packing, still: Collection[Want]) -> _Emptying | None:
+        """For the first that is left without, or would have others leave whose leaving costs more, and that a GPU can
+        be emptied for.
+        """
+        others = self._others(packing)
+        left = {one.want for one in packing.unmet if not one.promised and one.want.force > Force.NONE} | others.keys()
+        wants = sorted((want for want in left if want.devices == 1 and want not in still), key=order)
+        found = wholes(self.world, self.yard) if wants else {}
+        for want in wants if found else ():
+            taken = {*_before(want, packing)}
+            open_ = (shelf for parts, shelf in found.items() if taken.isdisjoint(parts))
+            ways = filter(None, (self._way(want, shelf) for shelf in open_))
+            way = min(ways, key=lambda one: one.key, default=None)
+            if way is not None and way.key[:COSTS] < others.get(want, (inf,)):
+                whole = way.shelf.slice
+                there = self._around(whole) if way.wide else way.shelf.incumbents
+                missing = Missing(want, wait(way, there), promised=True, slices=(whole.id,))
+                return _Emptying(missing, way.victims, tuple(self.yard.beside(whole.device)))
+        return None
+
+    def _others(self, packing: Packing) -> dict[Want, Key]:
+        """What it costs where the packer would make room."""
+        going: dict[Want, list[Incumbent]] = {}
+        for victim in packing.victims:
+            on = (id for id in self.world.replicas[victim.replica].slices if id in self.yard.shelves)
+            there = (one for id in on for one in self.yard.shelf(id).incumbents if one.replica == victim.replica)
+            going.setdefault(victim.want, []).extend([*there][:1])
+        return {want: (EVICT, *cost_of(those, self.outlook)) for want, those in going.items()}
+
+    def _way(self, want: Want, shelf: Shelf) -> Option | None:
+        """How it is emptied for it; None: it cannot be, now."""
+        yard, node = self.yard, shelf.slice.node
+        if barred(want.choice, shelf.slice):
+            return None
+        away = yard.locality.lack(want.supplies, node)
+        found = option(want.granted(want.memory_bytes), shelf, self.outlook, self.now_s, away=away)
+        host = yard.hosts.get(node)
+        if found is None or host is None:
+            return found
+        around = self._around(shelf.slice)
+        with_host = hosted(want, (found,), host, around, outlook=self.outlook, now_s=self.now_s)
+        return None if with_host is None else with_host[0]
+
+    def _around(self, of: Slice) -> list[Incumbent]:
+        """Who is on its node."""
+        return [one for id in self.yard.slices_of(of.node) for one in self.yard.shelf(id).incumbents]
+
+
+def wholes(world: World, yard: Yard) -> dict[tuple[SliceId, ...], Shelf]:
+    """The parts of each GPU that is whole when all who are there have left -> all of it, with them."""
+    found: dict[tuple[SliceId, ...], Shelf] = {}
+    for whole in rejoined(world):
+        parts = tuple(yard.beside(whole.slice.device))
+        shelves = [yard.shelf(id) for id in parts]
+        if not any(one.closed or one.slice.theirs or not one.slice.healthy for one in shelves):
+            there = {one.replica: one for shelf in shelves for one in shelf.incumbents}
+            found[parts] = _with(whole, [there[id] for id in sorted(there)])
+    return found
+
+
+def _before(want: Want, packing: Packing) -> Iterator[SliceId]:
+    """Slices that those have or are to have who go before it."""
+    mine = order(want)
+    settled = [(one.want, one.slices) for one in packing.placements]
+    settled += [(one.want, one.slices) for one in packing.unmet]
+    return (id for other, slices in settled if order(other) < mine for id in slices)
+
+
+def _with(whole: Shelf, there: Sequence[Incumbent]) -> Shelf:
+    """All of it is free when the last of them has left: each has an equal part until then."""
+    all_, many = whole.free, max(1, len(there))
+    each = Room(all_.memory_bytes // many, all_.compute_percent // many)
+    rest = all_.less(Room(each.memory_bytes * (many - 1), each.compute_percent * (many - 1)))
+    shelf = whole.copy()
+    shelf.incumbents = tuple(one._replace(room=each if at else rest) for at, one in enumerate(there))
+    shelf.free = NO_ROOM
+    shelf.coming = NO_ROOM if there else all_
+    for one in shelf.incumbents:
+        shelf.coming = shelf.coming.plus(one.room) if one.leaving else shelf.coming
+    return shelf

@@ -1,0 +1,98 @@
+"""Documents as gateways see them: catalogue entries made of Models, Tenants and Settings. Pure.
+
+Owns what of a document crosses to a gateway: names, permissions, queue bounds, clocks, manners of the engine. What only
+the autoscaler needs (weights, memory, commands, environment) stays behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from autoscaler.contract import AdapterEntry, Clocks, FrontSettings, KeyEntry, ModelEntry, QueueLimits, TenantEntry
+from autoscaler.spec.engines import Adapters, fill
+from autoscaler.spec.model import Model
+from autoscaler.spec.settings import Settings
+from autoscaler.spec.table import ENGINES
+from autoscaler.spec.tenant import Tenant, unix_seconds
+
+
+def model_entry(model: Model) -> ModelEntry:
+    """One Model. Engines are told what to serve it as, and bodies say the same."""
+    spec, engine = model.spec, ENGINES[model.spec.engine]
+    return ModelEntry(
+        name=model.name,
+        served_name=model.served(),
+        aliases=spec.aliases,
+        serves_aliases=model.adopted is not None,
+        adapters=_adapters(model, engine.adapters),
+        lora=_lora(0, 0) if spec.adapters and engine.adapters is not None and engine.adapters.by_lora else "",
+        tenants=spec.tenants,
+        dialects=engine.dialects,
+        unlisted=spec.unlisted,
+        paused=spec.paused,
+        slots=model.slots,
+        context_tokens=spec.context_tokens,
+        created_unix_s=model.created_unix_s,
+        closes_after_stream=engine.closes_after_stream,
+        takes_cache_salt=engine.takes_cache_salt,
+        queue=QueueLimits(
+            calls_max=spec.queue.calls_max,
+            bytes_max=int(spec.queue.bytes_max),
+            wait_seconds_max=spec.queue.wait_seconds_max,
+        ),
+        clocks=Clocks(
+            response_seconds_max=spec.response_seconds_max,
+            first_byte_seconds_max=spec.first_byte_seconds_max,
+            stall_seconds_max=spec.stall_seconds_max,
+        ),
+    )
+
+
+def _adapters(model: Model, told: Adapters | None) -> tuple[AdapterEntry, ...]:
+    if told is None:
+        return ()
+    return tuple(
+        AdapterEntry(
+            name=adapter.name,
+            served_name="".join(fill((told.served_name,), {"name": model.served(), "adapter": adapter.name})),
+            lora=_lora(position, 1) if told.by_lora else "",
+        )
+        for position, adapter in enumerate(model.spec.adapters)
+    )
+
+
+def _lora(position: int, scale: int) -> str:
+    """llama.cpp's choice of one adapter; all others get scale 0. It needs a list that is not empty: without one it may
+    answer from what it computed with an adapter.
+    """
+    return f'[{{"id":{position},"scale":{scale}}}]'
+
+
+def tenant_entry(tenant: Tenant) -> TenantEntry:
+    """One Tenant; its keys are hashes already."""
+    return TenantEntry(
+        name=tenant.name,
+        keys=tuple(
+            KeyEntry(
+                sha256=key.sha256,
+                name=key.name,
+                role=key.role,
+                expires_unix_s=unix_seconds(key.expires_at) if key.expires_at else None,
+            )
+            for key in tenant.spec.keys
+        ),
+        models=tenant.spec.models,
+        weight=tenant.spec.weight,
+        priority_max=tenant.spec.priority_max,
+    )
+
+
+def front_settings(settings: Settings, tenants: Collection[Tenant]) -> FrontSettings:
+    """The inference port. `auth: auto` needs keys as soon as there is a Tenant document."""
+    return FrontSettings(
+        keys_needed=settings.auth == "keys" or (settings.auth == "auto" and bool(tenants)),
+        keepalive_seconds=settings.stream.keepalive_seconds,
+        silent_seconds_max=settings.silent_seconds_max,
+        cors_origins=settings.cors.origins,
+        hosts=settings.hosts,
+    )

@@ -1,0 +1,344 @@
+"""What gateways are told of a World: Routes and the catalogue, whole or as the difference between two Worlds.
+
+Owns the view from outside. Both are pure functions of Worlds, so that a gateway that is slow to read gets one larger
+delta and never a queue of them. Deltas applied in order give what the full message gives (a property test holds that).
+Times that merely pass are no news: an expected wait is relative to when it is sent, and its receiver counts down.
+Routes are withheld until the driver has listed what exists: a gateway must not forget what a new leader cannot know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import ceil, floor, inf
+
+from autoscaler.contract import (
+    CatalogueDelta,
+    GatewayId,
+    ModelEntry,
+    ModelName,
+    ModelRoute,
+    Refusal,
+    ReplicaId,
+    Route,
+    RoutesDelta,
+)
+from autoscaler.demand.desired_replicas import median_start_s
+from autoscaler.faults import Failure, attempt
+from autoscaler.fold.draft import routed
+from autoscaler.fold.faults import quarantined
+from autoscaler.queries.start_phases import last_phases_ms
+from autoscaler.routing.catalogue import front_settings, model_entry, tenant_entry
+from autoscaler.spec.model import Model
+from autoscaler.state.actions import Unmet
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import Gateway, History, Load, Replica, World
+from autoscaler.text import seconds
+
+RETRY_S_MAX = 120.0
+"""SDKs give up above it (interfaces, section 3)."""
+NO_CAPACITY_RETRY_S = 60.0
+ESTIMATE_STEP_S = 30.0
+"""Of what is told of capacity on its way."""
+
+BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING, S.UNREADY})
+ENDING = frozenset({S.DRAINING, S.STOPPING, S.FALLING_ASLEEP})
+NO_UNMET: Mapping[ModelName, Unmet] = {}
+
+
+def gateways_known(world: World) -> int:
+    """How many gateways there are, as far as is known; at least one, the one that asks."""
+    return max(1, sum(not gateway.gone for gateway in world.gateways.values()))
+
+
+def heartbeat(world: World) -> RoutesDelta:
+    """No news, but the leader lives. It acknowledges that all up to this version was said."""
+    return RoutesDelta(epoch=world.epoch, version=world.version, gateways=gateways_known(world))
+
+
+def routes_full(
+    world: World, gateway: GatewayId, now_s: float, unmet: Mapping[ModelName, Unmet] = NO_UNMET, *, boot: str = ""
+) -> RoutesDelta:
+    """All Routes of one gateway; a mere heartbeat while the driver has not listed everything.
+
+    `boot` is that of the gateway who reads: while the World knows another one, its holds are a dead process's and are
+    not handed on.
+    """
+    if not world.synced:
+        return heartbeat(world)
+    me = _reader(world, gateway, boot)
+    models = {*world.models, *world.by_model}
+    return RoutesDelta(
+        epoch=world.epoch,
+        version=world.version,
+        full=True,
+        gateways=gateways_known(world),
+        replicas=tuple(_route(replica, me) for replica in world.replicas.values() if routed(replica)),
+        models=tuple(r for m in sorted(models) if (r := model_route(world, m, now_s, gateway, unmet)) is not None),
+    )
+
+
+def routes_delta(
+    before: World,
+    after: World,
+    gateway: GatewayId,
+    now_s: float,
+    unmet: Mapping[ModelName, Unmet] = NO_UNMET,
+    *,
+    unmet_before: Mapping[ModelName, Unmet] | None = None,
+    boot: str = "",
+) -> RoutesDelta | None:
+    """What changed for one gateway from `before`, which it has, to `after`; None when nothing did.
+
+    A version that grants it something is always said, so that the gateway can acknowledge it.
+    """
+    if not before.synced or before.epoch != after.epoch:
+        return routes_full(after, gateway, now_s, unmet, boot=boot)
+    told = unmet if unmet_before is None else unmet_before
+    was, now = _reader(before, gateway, boot), _reader(after, gateway, boot)
+    replicas, gone = _replicas(before, after, was, now)
+    models, models_gone = _models(
+        lambda model: model_route(before, model, now_s, gateway, told),
+        lambda model: model_route(after, model, now_s, gateway, unmet),
+        _changed_models(before, after)
+        | {m for m in {*told, *unmet} if _hopeless(before, told, m) != _hopeless(after, unmet, m)},
+    )
+    granted = now is not was and now is not None and _last_grant(now) > before.version
+    if not (replicas or gone or models or models_gone or granted):
+        return None if gateways_known(before) == gateways_known(after) else heartbeat(after)
+    return RoutesDelta(
+        epoch=after.epoch,
+        version=after.version,
+        gateways=gateways_known(after),
+        replicas=replicas,
+        replicas_gone=gone,
+        models=models,
+        models_gone=models_gone,
+    )
+
+
+def model_route(
+    world: World, model: ModelName, now_s: float, gateway: GatewayId, unmet: Mapping[ModelName, Unmet] = NO_UNMET
+) -> ModelRoute | None:
+    """What a gateway is told of a Model as a whole; None of one that has neither document nor Replica."""
+    if model not in world.models and model not in world.by_model:
+        return None
+    replicas = [world.replicas[id] for id in world.by_model.get(model, ())]
+    if model in world.faults and model in quarantined(world):
+        return _faulty_route(world, model, replicas, now_s, gateway)
+    history = world.histories.get(model) or History()
+    load = world.loads.get(model) or Load()
+    state = _state(replicas, history)
+    return ModelRoute(
+        model=model,
+        state=state,
+        expected_wait_s=_expected_wait_s(state, replicas, history, now_s),
+        capacity_wait_s=None if state == "ready" else _capacity_wait_s(unmet.get(model)),
+        phases_ms=last_phases_ms(replicas),
+        others_wait=bool(load.waiting_at - {gateway}),
+        refusal=None if state == "ready" else _refusal(history, _hopeless(world, unmet, model), now_s),
+    )
+
+
+def _faulty_route(
+    world: World, model: ModelName, replicas: list[Replica], now_s: float, gateway: GatewayId
+) -> ModelRoute:
+    """Of a quarantined Model: it reads neither document nor history, which may be what raises."""
+    ready = any(replica.state is S.READY for replica in replicas)
+    retry_s = min(max(world.faults[model].until_s - now_s, 1.0), RETRY_S_MAX)
+    message = "The model is quarantined because of an internal error (see `pilotlight explain model NAME`)."
+    load = world.loads.get(model) or Load()
+    return ModelRoute(
+        model=model,
+        state="ready" if ready else "failed",
+        others_wait=bool(load.waiting_at - {gateway}),
+        refusal=None if ready else Refusal(code="model_faulty", message=message, retry_after_s=retry_s),
+    )
+
+
+def _reader(world: World, gateway: GatewayId, boot: str) -> Gateway | None:
+    known = world.gateways.get(gateway)
+    return known if known is None or not boot or known.boot == boot else None
+
+
+def _route(replica: Replica, reader: Gateway | None) -> Route:
+    grants = reader.grants.get(replica.id, ()) if reader is not None else ()
+    return Route(
+        replica=replica.id,
+        model=replica.model,
+        state=replica.state.value,
+        address=replica.address,
+        slots=replica.slots,
+        hold=grants[-1].hold if grants else 0,
+        granted=grants[-1].version if grants else 0,
+    )
+
+
+def _replicas(
+    before: World, after: World, was: Gateway | None, now: Gateway | None
+) -> tuple[tuple[Route, ...], tuple[ReplicaId, ...]]:
+    """Routes that differ, and Replicas that are in none any more. A hold of the same grant is no difference."""
+    changed: set[ReplicaId] = set()
+    if before.replicas is not after.replicas:
+        changed = {id for id, replica in after.replicas.items() if before.replicas.get(id) is not replica}
+        changed |= before.replicas.keys() - after.replicas.keys()
+    grants_was, grants_now = was.grants if was is not None else {}, now.grants if now is not None else {}
+    if grants_was is not grants_now:
+        changed |= {id for id, grants in grants_now.items() if grants_was.get(id) is not grants}
+    routes: list[Route] = []
+    gone: list[ReplicaId] = []
+    for id in sorted(changed):
+        old, new = before.replicas.get(id), after.replicas.get(id)
+        if new is None or not routed(new):
+            if old is not None and routed(old):
+                gone.append(id)
+            continue
+        route = _route(new, now)
+        if old is None or not routed(old) or _differs(_route(old, was), route):
+            routes.append(route)
+    return tuple(routes), tuple(gone)
+
+
+def _differs(before: Route, after: Route) -> bool:
+    if after.granted > before.granted:
+        return True
+    return (before.state, before.address, before.slots) != (after.state, after.address, after.slots)
+
+
+def _models(
+    was: Callable[[ModelName], ModelRoute | None],
+    now: Callable[[ModelName], ModelRoute | None],
+    changed: set[ModelName],
+) -> tuple[tuple[ModelRoute, ...], tuple[ModelName, ...]]:
+    routes: list[ModelRoute] = []
+    gone: list[ModelName] = []
+    for model in sorted(changed):
+        before, after = was(model), now(model)
+        if after is None:
+            if before is not None:
+                gone.append(model)
+        elif before != after:
+            routes.append(after)
+    return tuple(routes), tuple(gone)
+
+
+def _changed_models(before: World, after: World) -> set[ModelName]:
+    """Models of which something may have to be said."""
+    changed: set[ModelName] = set()
+    if before.models is not after.models:
+        changed |= before.models.keys() ^ after.models.keys()
+    if before.faults is not after.faults:
+        changed |= before.faults.keys() | after.faults.keys()
+    if before.loads is not after.loads:
+        changed |= {name for name, load in after.loads.items() if before.loads.get(name) is not load}
+        changed |= before.loads.keys() - after.loads.keys()
+    if before.histories is not after.histories:
+        changed |= {name for name, history in after.histories.items() if before.histories.get(name) is not history}
+    if before.replicas is not after.replicas:
+        changed |= {r.model for id, r in after.replicas.items() if before.replicas.get(id) is not r}
+        changed |= {r.model for id, r in before.replicas.items() if id not in after.replicas}
+    return changed
+
+
+def _last_grant(gateway: Gateway) -> int:
+    return max((grants[-1].version for grants in gateway.grants.values()), default=0)
+
+
+def _state(replicas: list[Replica], history: History) -> str:
+    """zero, starting, ready, draining or failed."""
+    states = {replica.state for replica in replicas}
+    if S.READY in states:
+        return "ready"
+    if history.refused_until_s:
+        return "failed"
+    if states & BEGINNING:
+        return "starting"
+    return "draining" if states & ENDING else "zero"
+
+
+def _expected_wait_s(state: str, replicas: list[Replica], history: History, now_s: float) -> float | None:
+    """The median of the last starts, less what the furthest start has behind it. None: no start is known."""
+    if state == "ready":
+        return 0.0
+    median_s = median_start_s(history)
+    if median_s is None:
+        return None
+    begun_s = [r.created_s if r.started_s is None else r.started_s for r in replicas if r.state in BEGINNING]
+    return max(0.0, median_s - (now_s - min(begun_s))) if begun_s else median_s
+
+
+def _refusal(history: History, hopeless: Refusal | None, now_s: float) -> Refusal | None:
+    """Why Calls are refused at once. Texts are for clients: what went wrong inside is for `explain`."""
+    if history.refused_until_s:
+        retry_s = min(max(history.refused_until_s - now_s, 1.0), RETRY_S_MAX)
+        message = "The model failed to start (see `pilotlight explain model NAME`)."
+        return Refusal(code="model_start_failed", message=message, retry_after_s=retry_s)
+    return hopeless
+
+
+def _capacity_wait_s(missing: Unmet | None) -> float | None:
+    """Rounded down, so that nobody is refused whom it would serve in time, and to be told again rarely."""
+    if missing is None or missing.ready_s is None or missing.ready_s == inf:
+        return None
+    return floor(missing.ready_s / ESTIMATE_STEP_S) * ESTIMATE_STEP_S or None
+
+
+def _hopeless(world: World, unmet: Mapping[ModelName, Unmet], name: ModelName) -> Refusal | None:
+    """What Calls are told whom no wait would help; None: it may. Estimates are rounded, to be told again rarely."""
+    missing, model = unmet.get(name), world.models.get(name)
+    if missing is None:
+        return None
+    if missing.never:
+        message = "The model fits on no device of this installation."
+        return Refusal(code="no_capacity", message=message, retry_after_s=NO_CAPACITY_RETRY_S)
+    if missing.ready_s is None or model is None or missing.ready_s <= model.spec.queue.wait_seconds_max:
+        return None
+    if missing.ready_s == inf:
+        message = "More capacity for the model was asked for; nobody can say when it comes."
+        return Refusal(code="no_capacity", message=message, retry_after_s=RETRY_S_MAX)
+    left_s = ceil(missing.ready_s / ESTIMATE_STEP_S) * ESTIMATE_STEP_S
+    message = f"More capacity for the model is on its way: in about {seconds(left_s)}."
+    return Refusal(code="no_capacity", message=message, retry_after_s=min(left_s, RETRY_S_MAX))
+
+
+def catalogue_full(world: World) -> CatalogueDelta:
+    """The whole catalogue."""
+    return CatalogueDelta(
+        epoch=world.epoch,
+        version=world.version,
+        full=True,
+        models=tuple(_entry(world, model) for model in world.models.values()),
+        tenants=tuple(tenant_entry(tenant) for tenant in world.tenants.values()),
+        settings=front_settings(world.settings, tuple(world.tenants.values())),
+    )
+
+
+def _entry(world: World, model: Model) -> ModelEntry:
+    """Of a quarantined Model of which the full entry cannot be made, one that its Calls can be refused with."""
+    if model.name not in quarantined(world):
+        return model_entry(model)
+    made = attempt(lambda: model_entry(model))
+    if isinstance(made, Failure):
+        return ModelEntry(name=model.name, served_name=model.name, tenants=model.spec.tenants)
+    return made
+
+
+def catalogue_delta(before: World, after: World) -> CatalogueDelta | None:
+    """What changed of the catalogue; None when nothing did."""
+    if before.epoch != after.epoch:
+        return catalogue_full(after)
+    if before.models is after.models and before.tenants is after.tenants and before.settings is after.settings:
+        return None
+    old, new = catalogue_full(before), catalogue_full(after)
+    models_old = {entry.name: entry for entry in old.models}
+    tenants_old = {entry.name: entry for entry in old.tenants}
+    delta = CatalogueDelta(
+        epoch=after.epoch,
+        version=after.version,
+        models=tuple(entry for entry in new.models if models_old.get(entry.name) != entry),
+        models_gone=tuple(sorted(models_old.keys() - after.models.keys())),
+        tenants=tuple(entry for entry in new.tenants if tenants_old.get(entry.name) != entry),
+        tenants_gone=tuple(sorted(tenants_old.keys() - {entry.name for entry in new.tenants})),
+        settings=new.settings if new.settings != old.settings else None,
+    )
+    said = delta.models or delta.models_gone or delta.tenants or delta.tenants_gone or delta.settings
+    return delta if said else None

@@ -1,0 +1,246 @@
+"""Who holds which Slots: the leader's half of the hold rule (interfaces section 6, Holds).
+
+Promises: only here a hold is raised, and only so that per Replica the sum over gateways of max(newest grant, every
+older grant not yet acknowledged, in use) stays within its Slots; nothing changes before the hand-over is over, but
+on Replicas that this leader started: no gateway can hold anything there from before, however silent it is. Holds go
+to Tenants first: per Model over all its ready Replicas, higher priority first, then weighted max-min; then to
+gateways, by where that Tenant's Calls are; what is left is spread over all live gateways, so that a first Call finds a
+hold at once. A hold that need not move does not. Pure; the answer is folded (`Granted`), and only Models in which
+something changed since the last answer are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, TenantName
+from autoscaler.demand.fairness import Claimant, Part, max_min, split
+from autoscaler.fold.indices import expired
+from autoscaler.spec.tenant import weight_of
+from autoscaler.state.events import Granted
+from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.world import Gateway, Replica, World
+
+KEEP_S = 0.100
+"""A hold moves to a Call of the same Tenant elsewhere only if that is older by this: every move costs a round trip."""
+
+Holds = dict[ReplicaId, int]
+
+
+class Wish(NamedTuple):
+    """How many Slots of a Model a gateway should hold: those its Calls are due, and all with its part of the rest."""
+
+    due: int
+    total: int
+
+
+def divide(world: World, now_s: float) -> Granted | None:
+    """The holds to move now: (gateway, Replica, new hold); None when nothing is to be said.
+
+    An answer without holds says that all that changed was looked at. Raises wait for what must first be given back.
+    """
+    if not world.undivided or not world.leads:
+        return None
+    moved: list[tuple[GatewayId, ReplicaId, int]] = []
+    for model in sorted(world.undivided):
+        moved += _divide_model(world, model, now_s)
+    return Granted(holds=tuple(moved)) if moved or world.handed_over else None
+
+
+def newest(gateway: Gateway, replica: ReplicaId) -> int:
+    """The hold that a gateway was granted last."""
+    grants = gateway.grants.get(replica)
+    return grants[-1].hold if grants else 0
+
+
+def claim(gateway: Gateway, replica: ReplicaId) -> int:
+    """The most Calls that a gateway may have on a Replica, for all that is known: what the rule sums."""
+    use = gateway.uses.get(replica)
+    most = max((grant.hold for grant in gateway.grants.get(replica, ())), default=0)
+    if use is None:
+        return most
+    return max(most, use.in_use) if gateway.in_epoch else max(most, use.in_use, use.hold)
+
+
+def _divide_model(world: World, model: ModelName, now_s: float) -> list[tuple[GatewayId, ReplicaId, int]]:
+    known = (world.replicas[id] for id in world.by_model.get(model, ()))
+    ready = [
+        replica for replica in known if replica.state is ReplicaState.READY and (world.handed_over or not replica.found)
+    ]
+    living = [g for g in world.gateways.values() if not g.gone and not g.lapsed]
+    holders = sorted((g for g in living if g.in_epoch), key=lambda g: g.id)
+    if not ready or not holders:
+        return []
+    wishes = _wishes(world, model, ready, holders, now_s)
+    targets = _laid_out(ready, holders, wishes)
+    moved: list[tuple[GatewayId, ReplicaId, int]] = []
+    for replica in ready:
+        moved += _moves(replica, living, holders, {g.id: targets[g.id][replica.id] for g in holders}, wishes)
+    return moved
+
+
+def _wishes(
+    world: World, model: ModelName, ready: Sequence[Replica], holders: Sequence[Gateway], now_s: float
+) -> dict[GatewayId, Wish]:
+    """What each gateway should hold of the Model in all."""
+    slots = sum(replica.slots for replica in ready)
+    due = _due(world, model, ready, holders, slots)
+    held = {g.id: sum(newest(g, replica.id) for replica in ready) for g in holders}
+    live = [g.id for g in holders if not expired(g, now_s)]
+    spare = _spread(due, held, live, slots - sum(due.values()))
+    return {g.id: Wish(due[g.id], due[g.id] + spare.get(g.id, 0)) for g in holders}
+
+
+def _due(
+    world: World, model: ModelName, ready: Sequence[Replica], holders: Sequence[Gateway], slots: int
+) -> dict[GatewayId, int]:
+    """Slots due to the Calls at each gateway: by priority, then Tenant, then where that Tenant's Calls are."""
+    wanted: dict[int, dict[TenantName, dict[GatewayId, Part]]] = {}
+    for gateway in holders:
+        for level in _on_ready(gateway, model, ready):
+            waits_s = gateway.seen_s - level.oldest_wait_s if level.waiting else gateway.seen_s
+            part = Part(level.waiting + level.running, waits_s - KEEP_S if level.running else waits_s)
+            wanted.setdefault(level.priority, {}).setdefault(level.tenant, {})[gateway.id] = part
+    due = dict.fromkeys((gateway.id for gateway in holders), 0)
+    for priority in sorted(wanted, reverse=True):
+        tenants = wanted[priority]
+        shares = max_min({tenant: _claimant(world, model, tenant, parts) for tenant, parts in tenants.items()}, slots)
+        for tenant, share in shares.items():
+            slots -= share
+            for gateway_id, given in split(tenants[tenant], share).items():
+                due[gateway_id] += given
+    return due
+
+
+def _on_ready(gateway: Gateway, model: ModelName, ready: Sequence[Replica]) -> list[Level]:
+    """The gateway's Levels without Calls that run on other Replicas (that drain): they need no Slot of these.
+
+    Whose those are no report says; the lowest priority is taken for it. A Slot given for one would only come back.
+    """
+    levels = sorted(gateway.levels.get(model, ()), key=lambda level: (level.priority, level.tenant))
+    used = (use.in_use for replica in ready if (use := gateway.uses.get(replica.id)) is not None)
+    elsewhere = sum(level.running for level in levels) - sum(used)
+    if elsewhere <= 0:
+        return levels
+    left: list[Level] = []
+    for level in levels:
+        less = max(0, min(elsewhere, level.running))
+        elsewhere -= less
+        left.append(replace(level, running=level.running - less))
+    return left
+
+
+def _claimant(world: World, model: ModelName, tenant: TenantName, parts: Mapping[GatewayId, Part]) -> Claimant:
+    return Claimant(
+        wants=sum(part.wants for part in parts.values()),
+        weight=weight_of(world.tenants, tenant),
+        attained=world.attained.get(model, {}).get(tenant, 0.0),
+    )
+
+
+def _spread(
+    due: Mapping[GatewayId, int], held: Mapping[GatewayId, int], live: Sequence[GatewayId], left: int
+) -> dict[GatewayId, int]:
+    """The Slots that no Call is due, over live gateways: evenly while nobody calls.
+
+    Else they stay where they are, but a gateway with nothing to spare gets one from another that has two.
+    """
+    if not live or left <= 0:
+        return {}
+    if not any(due.values()):
+        return _evenly(held, live, left)
+    spare = dict.fromkeys(live, 0)
+    for id in live:
+        spare[id] = min(left, max(0, held.get(id, 0) - due[id]))
+        left -= spare[id]
+    while left:
+        poorest = min(live, key=lambda gateway: (spare[gateway], gateway))
+        level = min(
+            (spare[id] for id in live if spare[id] > spare[poorest]), default=spare[poorest] + -(-left // len(live))
+        )
+        more = min(left, level - spare[poorest])
+        spare[poorest] += more
+        left -= more
+    for poor in live:
+        rich = max(live, key=lambda gateway: (spare[gateway], gateway))
+        if not spare[poor] and spare[rich] > 1:
+            spare[poor], spare[rich] = 1, spare[rich] - 1
+    return spare
+
+
+def _evenly(held: Mapping[GatewayId, int], live: Sequence[GatewayId], left: int) -> dict[GatewayId, int]:
+    each, odd = divmod(left, len(live))
+    lucky = set(sorted(live, key=lambda gateway: (-held.get(gateway, 0), gateway))[:odd])
+    return {id: each + (id in lucky) for id in live}
+
+
+def _laid_out(
+    ready: Sequence[Replica], holders: Sequence[Gateway], wishes: Mapping[GatewayId, Wish]
+) -> dict[GatewayId, Holds]:
+    """Lays each gateway's wish onto Replicas: first what it has there already, then where most Slots are free."""
+    laid = {g.id: _kept(g, ready, wishes[g.id].total) for g in holders}
+    room = {r.id: _room(r, laid) for r in ready}
+    lacking = [g for g in holders if sum(laid[g.id].values()) < wishes[g.id].total]
+    free = {r.id: r.slots - sum(claim(g, r.id) for g in holders) for r in ready} if lacking else {}
+    for gateway in sorted(lacking, key=lambda g: (wishes[g.id].due <= sum(laid[g.id].values()), g.id)):
+        holds = laid[gateway.id]
+        lacks = wishes[gateway.id].total - sum(holds.values())
+        while lacks > 0:
+            open_ = [r.id for r in ready if room[r.id] > 0]
+            if not open_:
+                break
+            best = max(open_, key=lambda r: (free[r] > 0, min(free[r], room[r]), -holds[r], r))
+            more = min(lacks, room[best], max(1, -(-lacks // len(open_))))
+            holds[best] += more
+            room[best] -= more
+            free[best] -= more
+            lacks -= more
+    return laid
+
+
+def _kept(gateway: Gateway, ready: Sequence[Replica], total: int) -> Holds:
+    """Where its Calls are and what it holds now, less what is above its wish: first what it has most of without use."""
+    used = {r.id: use.in_use if (use := gateway.uses.get(r.id)) is not None else 0 for r in ready}
+    holds = {id: max(newest(gateway, id), in_use) for id, in_use in used.items()}
+    above = sum(holds.values()) - total
+    while above > 0:
+        idle = sorted(((holds[id] - used[id], holds[id], id) for id in holds if holds[id]), reverse=True)
+        most = idle[0][0]
+        less = max(1, min(above, holds[idle[0][2]], (most - idle[1][0]) if len(idle) > 1 else above))
+        holds[idle[0][2]] -= less
+        above -= less
+    return holds
+
+
+def _room(replica: Replica, laid: Mapping[GatewayId, Holds]) -> int:
+    """Slots that nobody is to hold. Where a former leader's holds are too many, the largest are cut first."""
+    room = replica.slots - sum(holds[replica.id] for holds in laid.values())
+    while room < 0:
+        most = max(laid.values(), key=lambda holds: holds[replica.id])
+        most[replica.id] -= 1
+        room += 1
+    return room
+
+
+def _moves(
+    replica: Replica,
+    known: Sequence[Gateway],
+    holders: Sequence[Gateway],
+    targets: Mapping[GatewayId, int],
+    wishes: Mapping[GatewayId, Wish],
+) -> list[tuple[GatewayId, ReplicaId, int]]:
+    """The holds to move on one Replica: lowering is free, raising only into Slots that nobody may be using."""
+    held = {g.id: newest(g, replica.id) for g in holders}
+    moved = [(g.id, replica.id, targets[g.id]) for g in holders if targets[g.id] < held[g.id]]
+    rising = [g for g in holders if targets[g.id] > held[g.id]]
+    free = replica.slots - sum(claim(g, replica.id) for g in known) if rising else 0
+    for gateway in sorted(rising, key=lambda g: (held[g.id] >= wishes[g.id].due, held[g.id] - targets[g.id], g.id)):
+        have, claimed = held[gateway.id], claim(gateway, replica.id)
+        rise = min(targets[gateway.id] - have, max(0, free) + claimed - have)
+        if rise > 0:
+            moved.append((gateway.id, replica.id, have + rise))
+            free -= max(0, have + rise - claimed)
+    return moved

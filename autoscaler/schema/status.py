@@ -1,0 +1,84 @@
+"""The status of a Model and of a Tenant, as their definitions have it (interfaces, section 2). Pure data.
+
+Owns its form: what the autoscaler writes there, and what it reads after a restart (`learned`). A status is written by
+the autoscaler only, so it has few bounds and no rules.
+"""
+
+from __future__ import annotations
+
+from autoscaler.schema.structural import TEXT, Schema
+from autoscaler.state.lifecycle import ReplicaState
+
+_COUNT: Schema = {"type": "integer", "format": "int32", "minimum": 0}
+_NUMBER: Schema = {"type": "number"}
+_TIME: Schema = {"type": "string", "format": "date-time"}
+
+
+def camel(state: str) -> str:
+    """`falling-asleep` as a key."""
+    first, *rest = state.split("-")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _object(properties: dict[str, Schema], description: str, **more: object) -> Schema:
+    return {"type": "object", "description": description, "properties": properties, **more}
+
+
+_CONDITIONS: Schema = {
+    "type": "array",
+    "description": "What holds of it now, one of each type.",
+    "x-kubernetes-list-type": "map",
+    "x-kubernetes-list-map-keys": ["type"],
+    "items": _object(
+        {
+            "type": {**TEXT, "maxLength": 316},
+            "status": {**TEXT, "enum": ["True", "False", "Unknown"]},
+            "reason": {**TEXT, "maxLength": 1024},
+            "message": {**TEXT, "maxLength": 32_768},
+            "lastTransitionTime": _TIME,
+            "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+        },
+        "In the form of metav1.Condition.",
+        required=["type", "status", "reason", "message", "lastTransitionTime"],
+    ),
+}
+_OBSERVED: Schema = {
+    "type": "integer",
+    "format": "int64",
+    "description": "The generation of the spec that this is about.",
+}
+_LEARNED = _object(
+    {
+        "startSeconds": {"type": "array", "items": _NUMBER, "maxItems": 256},
+        "tries": _COUNT,
+        "episodes": _COUNT,
+        "retryAt": _TIME,
+        "refusedUntil": _TIME,
+        "failure": TEXT,
+        "lastActivity": _TIME,
+    },
+    "What is kept over a restart of the autoscaler.",
+    **{"x-kubernetes-preserve-unknown-fields": True},
+)
+MODEL = _object(
+    {
+        "observedGeneration": _OBSERVED,
+        "replicas": _object(
+            {camel(state): _COUNT for state in ReplicaState if state is not ReplicaState.GONE},
+            "How many Replicas are in which state.",
+        ),
+        "demand": _object({"waiting": _COUNT, "running": _COUNT}, "Calls, as gateways last reported them."),
+        "conditions": _CONDITIONS,
+        "lastStart": _object(
+            {
+                "seconds": _NUMBER,
+                "phases": {"type": "object", "additionalProperties": _NUMBER},
+                "reason": TEXT,
+            },
+            "The last start of a Replica that became ready: how long, where the time went, and why it was started.",
+        ),
+        "learned": _LEARNED,
+    },
+    "Written by the autoscaler only.",
+)
+TENANT = _object({"observedGeneration": _OBSERVED, "conditions": _CONDITIONS}, "Written by the autoscaler only.")

@@ -1,0 +1,35 @@
+"""Writes the CustomResourceDefinitions: `python -m autoscaler.schema.write_crds charts/pilotlight/crds`. I/O.
+
+Owns the writing, and the reading of what is written beside the fields of a type in its source. What is written is
+`autoscaler.schema.crds`'.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from itertools import pairwise
+from pathlib import Path
+
+from autoscaler.schema.crds import files
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """The docstring of each field of a type and of those that it is made from, in one line."""
+    docs: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        if not one.__module__.startswith("autoscaler."):
+            continue
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+        statements = body.body if isinstance(body, ast.ClassDef) else []
+        for field, doc in pairwise(statements):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(doc, ast.Expr):
+                docs[field.target.id] = " ".join(str(ast.literal_eval(doc.value)).split())
+    return docs
+
+
+if __name__ == "__main__":
+    for file_name, text in files(field_docs).items():
+        Path(sys.argv[1], file_name).write_text(text)

@@ -1,0 +1,127 @@
+"""The read API of the operations port (interfaces, section 4): the World as the types of `autoscaler.queries.views`.
+
+Pure: reads the World that decisions are taken on; knows nothing of HTTP, and never shows a key or its hash.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, idle_s
+from autoscaler.explain import weights
+from autoscaler.fold.faults import quarantined
+from autoscaler.queries.cordons import closed, cordons_on
+from autoscaler.queries.node_reports import devices_of, fresh, measured, shut
+from autoscaler.queries.start_phases import last_start, told_s
+from autoscaler.queries.views import DemandView, DeviceView, HeldView, ModelView, NodeView, TenantView
+from autoscaler.spec.model import Model
+from autoscaler.state.operator_orders import Place
+from autoscaler.state.world import NodeId, Replica, Slice, World
+
+
+def named(world: World, name: str) -> Model | None:
+    """The Model that clients reach by `name`, which may be an alias, or one of its adapters; None: nobody has it."""
+    known = world.models.get(ModelName(name))
+    return known or next((m for m in world.models.values() if name in (*m.names(), *m.adapter_names())), None)
+
+
+def model_view(world: World, model: Model) -> ModelView:
+    """One Model as it is now."""
+    if model.name in quarantined(world):
+        return replace(_documented(world, model), faulty=world.faults[model.name].reason)
+    history = world.histories.get(model.name, NO_HISTORY)
+    last = last_start(world.replicas[id] for id in world.by_model.get(model.name, ()))
+    return replace(
+        _documented(world, model),
+        last_start_seconds=history.starts_s[-1] if history.starts_s else None,
+        last_start_phases={} if last is None else told_s(last),
+        idle_seconds=idle_s(world, model, history)[0],
+        idle_auto=model.spec.idle_seconds == "auto",
+        weights=weights.word(world, model),
+    )
+
+
+def _documented(world: World, model: Model) -> ModelView:
+    """What is read of a Model. Nothing is computed, so that a quarantined Model can be shown."""
+    load = world.loads.get(model.name, NO_LOAD)
+    return ModelView(
+        name=model.name,
+        engine=model.spec.engine,
+        aliases=model.spec.aliases,
+        adapters=tuple(adapter.name for adapter in model.spec.adapters),
+        memory_bytes=model.memory_bytes,
+        slots=model.slots,
+        replicas=dict(Counter(world.replicas[id].state.value for id in world.by_model.get(model.name, ()))),
+        demand=DemandView(waiting=load.waiting, running=load.running),
+    )
+
+
+def models(world: World) -> tuple[ModelView, ...]:
+    """All Models, in order of names."""
+    return tuple(model_view(world, world.models[name]) for name in sorted(world.models))
+
+
+def devices(world: World, now_s: float) -> tuple[DeviceView, ...]:
+    """All Slices, in order of ids."""
+    sick = shut(world, now_s)
+    return tuple(_device(world, world.slices[id], now_s, sick.get(id, "")) for id in sorted(world.slices))
+
+
+def nodes(world: World, now_s: float) -> tuple[NodeView, ...]:
+    """All nodes that have a Slice, an order or an agent, in order of names."""
+    ordered = {cordon.node for cordon in world.cordons.values()}
+    names = {one.node for one in world.slices.values()} | ordered | world.nodes.keys()
+    return tuple(_node(world, NodeId(name), now_s) for name in sorted(names))
+
+
+def _node(world: World, name: NodeId, now_s: float) -> NodeView:
+    cordon, known = world.cordons.get(Place("node", name)), world.nodes.get(name)
+    view = NodeView(name=name, cordoned=cordon is not None, drains=cordon is not None and cordon.drain)
+    if known is None:
+        return view
+    said = known.report
+    return replace(
+        view,
+        age_seconds=now_s - known.seen_s,
+        fresh=fresh(known, now_s),
+        copies=said.copies,
+        images=said.images,
+        devices=said.devices,
+        pods=said.pods,
+    )
+
+
+def _device(world: World, one: Slice, now_s: float, sick: str) -> DeviceView:
+    report = measured(world, one, now_s)
+    held = (world.replicas[id] for id in world.by_slice.get(one.id, ()))
+    return DeviceView(
+        id=one.id,
+        device=one.device,
+        node=one.node,
+        product=one.product,
+        memory_bytes=one.memory_bytes,
+        compute_percent=one.compute_percent,
+        isolation=one.isolation.name.lower(),
+        shared=one.shared,
+        healthy=one.healthy,
+        replicas=tuple(_held(world, replica, now_s) for replica in held),
+        closed=closed(world, one) or sick,
+        drains=any(cordon.drain for cordon in cordons_on(world, one)),
+        used_bytes=None if report is None else report.used_bytes,
+    )
+
+
+def _held(world: World, replica: Replica, now_s: float) -> HeldView:
+    devices = tuple(device.id for device in devices_of(world, replica, now_s))
+    return HeldView(
+        id=replica.id, model=replica.model, state=replica.state, memory_bytes=replica.memory_bytes, devices=devices
+    )
+
+
+def tenants(world: World) -> tuple[TenantView, ...]:
+    """All Tenants, in order of names."""
+    rows = (world.tenants[name] for name in sorted(world.tenants))
+    return tuple(TenantView(name=row.name, weight=row.spec.weight, keys=len(row.spec.keys)) for row in rows)

@@ -1,0 +1,148 @@
+"""What agents of nodes are told: GET /v1/wants, what to bring; GET /v1/peers, from whom (interfaces, section 6). I/O.
+
+What is wanted `autoscaler.weights.wanted` decides, and who may have it `autoscaler.weights.peers`.
+Owns who follows. Whoever leads says it, whole and at once when it changes; who does not lead says only blank lines, so
+that an agent has the first word of the next leader. An agent that is slow to read gets the newest only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+import msgspec
+from aiohttp import web
+
+from autoscaler.agent_contract import NodeWants
+from autoscaler.capacity import fabric_agents
+from autoscaler.contract import ModelName
+from autoscaler.controller.loop import Loop, Step
+from autoscaler.server.auth import elsewhere
+from autoscaler.state.world import NodeId, World
+from autoscaler.weights.image_prepull import ImageWants
+from autoscaler.weights.inspection import Lookers
+from autoscaler.weights.peers import Asked
+from autoscaler.weights.wanted import ahead, wanted
+
+HEARTBEAT_S = 3.0
+"""Said so often, where nothing changes."""
+BLANK = b"\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class NodeTelling:
+    """Of one Loop."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._wants: dict[NodeId, NodeWants] = {}
+        self._early: tuple[tuple[ModelName, NodeId], ...] = ()
+        self._readers: dict[NodeId, dict[asyncio.Event, None]] = {}
+        """In the order they came: whom a step wakes first must not depend on addresses of objects."""
+        self._others = False
+        """Other agents hear us than when it was last seen who looks at what."""
+        self._now_s: float | None = None
+        """Of the last step."""
+        self._images, self._lookers = ImageWants(), Lookers()
+        self._asked = Asked()
+        loop.listeners.append(self._on_step)
+
+    def add_to(self, app: web.Application) -> None:
+        """Puts the routes on the contract's application."""
+        app.router.add_get("/v1/wants", self._follow)
+        app.router.add_get("/v1/peers", self._peers)
+
+    def _on_step(self, step: Step) -> None:
+        self._now_s = step.acted_s
+        early = ahead(step.after, step.plan.unmet) if self._readers else ()
+        same = early == self._early and not self._others and not _differs(step.before, step.after)
+        same = same and self._now_s < self._lookers.next_s
+        if not self._readers or same:
+            return
+        self._others = False
+        before, self._wants, self._early = self._wants, self._wanted(step.after, early), early
+        anew = _general(step.before) != _general(step.after)
+        for node, events in self._readers.items():
+            if anew or before.get(node) != self._wants.get(node):
+                for event in events:
+                    event.set()
+
+    def _wanted(self, world: World, early: tuple[tuple[ModelName, NodeId], ...]) -> dict[NodeId, NodeWants]:
+        looks = self._lookers.looks(world, self._readers.keys(), self._now_s)
+        return wanted(world, early, self._images.of(world, early), looks, fabric_agents.wants(world))
+
+    async def messages(self, node: NodeId) -> AsyncGenerator[bytes]:
+        """Lines for one agent: what its node is to have, again when it changes."""
+        changed, said = asyncio.Event(), None
+        kept, self._others = bool(self._readers), self._others or node not in self._readers
+        self._readers.setdefault(node, {})[changed] = None
+        if not kept:
+            self._early = ahead(self._loop.world, self._loop.plan.unmet)
+            self._wants = self._wanted(self._loop.world, self._early)  # nobody has read
+        try:
+            while True:
+                changed.clear()
+                now = self._now(node)
+                yield BLANK if now is None or now == said else _encode(now) + b"\n"
+                said = now or said
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await changed.wait()
+        finally:
+            del self._readers[node][changed]
+            if not self._readers[node]:
+                del self._readers[node]
+                self._others = True
+
+    def _now(self, node: NodeId) -> NodeWants | None:
+        """None: it is not ours to say, or not known yet."""
+        world = self._loop.world
+        if not (world.leads and world.synced and world.documented):
+            return None
+        return self._wants.get(node) or NodeWants(epoch=world.epoch, weights=world.settings.weights)
+
+    async def _peers(self, request: web.Request) -> web.Response:
+        """Of each that hears agents, whether or not it leads; who does knows also who is about to begin."""
+        node, artifact = NodeId(request.query.get("node", "")), request.query.get("artifact", "")
+        if not node or not artifact:
+            return web.json_response({"error": "whose, and of what? ?node=NAME&artifact=..."}, status=400)
+        if (refused := elsewhere(request, node)) is not None:
+            return refused
+        now_s = asyncio.get_running_loop().time()
+        told = self._asked.peers(self._loop.world, self._wants, node, artifact, now_s)
+        return web.Response(body=_encode(told), content_type="application/json")
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        node = NodeId(request.query.get("node", ""))
+        if not node:
+            return web.json_response({"error": "which node? ?node=NAME"}, status=400)
+        if (refused := elsewhere(request, node)) is not None:
+            return refused
+        response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
+        async with contextlib.aclosing(self.messages(node)) as lines:
+            try:
+                await response.prepare(request)
+                async for line in lines:
+                    await response.write(line)
+            except ConnectionResetError:
+                pass  # the agent left; it comes back by itself
+        return response
+
+
+def _differs(before: World, after: World) -> bool:
+    """Whether anything is another that what is wanted depends on."""
+    return _general(before) != _general(after) or any(
+        one is not other
+        for one, other in (
+            (before.replicas, after.replicas), (before.models, after.models), (before.slices, after.slices),
+            (before.images, after.images), (before.settings, after.settings), (before.looked, after.looked),
+            (before.mounting, after.mounting), (before.capacity.leases, after.capacity.leases),
+        )
+    ) or before.nodes.keys() != after.nodes.keys()  # fmt: skip
+
+
+def _general(world: World) -> tuple[object, ...]:
+    """What all nodes are told alike."""
+    return world.epoch, world.leads, world.synced, world.documented, world.settings.weights

@@ -1,0 +1,159 @@
+"""The operator's verbs on the operations port: POST .../wake, stop, cordon, uncordon, drain. I/O; it decides nothing.
+
+Owns what comes in: a body of ours, no page of another origin, a key of role operator where keys are needed, a process
+that leads. What an order means is `autoscaler.server.operator_orders`'; here it is performed, and written down in one
+line (who, what; never a key or an address). A refusal is one clear error and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+
+from autoscaler.controller.loop import Loop
+from autoscaler.drivers.driver import CordonError, Cordons
+from autoscaler.queries.cordons import places
+from autoscaler.queries.views import Problem
+from autoscaler.server import api, operator_orders
+from autoscaler.server.operator_orders import Order, OrderError, Wish
+from autoscaler.state.world import World
+
+BODY_BYTES_MAX = 1024
+JSON = "application/json"
+NAMES_TOLD = 20
+FOREIGN = "orders come from programs and from this port's own pages only, not from a page of another origin"
+NOT_LEADING = "this autoscaler does not lead, so it gives no orders: ask the one that does (it may be another soon)"
+
+log = logging.getLogger("pilotlight.autoscaler.operators")
+
+_decode = msgspec.json.Decoder(Wish).decode
+
+
+class Commands:
+    """The routes. `wall` gives Unix seconds."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        cordons: Cordons,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._loop = loop
+        self._cordons = cordons
+        self._wall = wall
+
+    def add_to(self, app: web.Application) -> None:
+        """Puts them on the operations port."""
+        for path, answers in (
+            ("/api/v1/models/{name:.+}/{verb:wake|stop}", self._model),
+            ("/api/v1/{kind:devices|nodes}/{name:.+}/{verb:cordon|uncordon|drain}", self._place),
+        ):
+            app.router.add_post(path, answers)
+
+    async def _model(self, request: web.Request) -> web.Response:
+        def order(world: World, wish: Wish) -> Order:
+            known = api.named(world, request.match_info["name"])
+            if known is None:
+                raise OrderError(404, f"no such model; there are: {names_of(world.models)}")
+            return operator_orders.model_order(world, known, request.match_info["verb"], wish)
+
+        return await self._act(request, order)
+
+    async def _place(self, request: web.Request) -> web.Response:
+        def order(world: World, wish: Wish) -> Order:
+            kind, name = request.match_info["kind"].removesuffix("s"), request.match_info["name"]
+            known = {place.name: place for place in places(world) if place.kind == kind}
+            if name not in known:
+                raise OrderError(404, f"no such {kind}; there are: {names_of(known)}")
+            return operator_orders.place_order(world, known[name], request.match_info["verb"], wish, self._now_s())
+
+        return await self._act(request, order)
+
+    async def _act(self, request: web.Request, order: Callable[[World, Wish], Order]) -> web.Response:
+        try:
+            wish = await _wish(request)
+            world = self._loop.world
+            who = operator_orders.who(world, request.headers.get("authorization", ""), self._wall())
+            check_leads(world)
+            made = order(world, wish)
+            await self._perform(made)
+        except OrderError as error:
+            return refusal(error)
+        except CordonError as error:
+            return refusal(OrderError(500, f"nothing has changed: {error}"))
+        told = made.told
+        log.warning(
+            "event=operator who=%r verb=%s %s=%s%s", who, told.verb, told.kind, told.name, " force" * wish.force
+        )
+        return web.Response(body=msgspec.json.encode(told), content_type=JSON)
+
+    async def _perform(self, order: Order) -> None:
+        if order.observed is not None:
+            self._loop.observe((order.observed,))
+        if order.put is not None:
+            await self._cordons.put(order.put)
+        if order.lift is not None:
+            await self._cordons.lift(order.lift)
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def check_leads(world: World) -> None:
+    """Raises OrderError where an order would come to nothing."""
+    if not world.leads:
+        raise OrderError(503, NOT_LEADING)
+    if not world.synced:
+        raise OrderError(503, "what runs is still being listed: try again in a second")
+
+
+def local_origin(origin: str | None, site: str | None, host: str | None) -> bool:
+    """Whether a browser could have been sent here by another page only: by `Origin`, `Sec-Fetch-Site` and `Host`.
+
+    Programs send neither of the first two. (https://www.w3.org/TR/fetch-metadata/)
+    """
+    if site is not None and site not in ("same-origin", "none"):
+        return False
+    return origin is None or (host is not None and origin.partition("://")[2] == host)
+
+
+async def body_of(request: web.Request, bytes_max: int) -> bytes:
+    """A body that a program or a page of this port sent. Raises OrderError."""
+    headers = request.headers
+    if not local_origin(headers.get("origin"), headers.get("sec-fetch-site"), headers.get("host")):
+        raise OrderError(403, FOREIGN)
+    if request.content_type != JSON:  # which no form of a foreign page can have
+        raise OrderError(415, "send the order as content-type application/json; the body may be {}")
+    body = await request.content.read(bytes_max + 1)
+    while len(body) <= bytes_max and (more := await request.content.read(bytes_max + 1 - len(body))):
+        body += more
+    if len(body) > bytes_max:
+        raise OrderError(413, f"an order has at most {bytes_max} bytes")
+    return body
+
+
+async def _wish(request: web.Request) -> Wish:
+    """What the body asks. Raises OrderError."""
+    body = await body_of(request, BODY_BYTES_MAX)
+    try:
+        return _decode(body or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise OrderError(400, 'expected {} or {"force": true}') from None
+
+
+def names_of(names: object) -> str:
+    """For an error: what there is, as many as are told."""
+    known = sorted(str(name) for name in names) if isinstance(names, dict) else []
+    return ", ".join(known[:NAMES_TOLD]) or "none"
+
+
+def refusal(error: OrderError) -> web.Response:
+    """One clear error."""
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == web.HTTPUnauthorized.status_code else {}
+    body = msgspec.json.encode(Problem(error=error.message))
+    return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)

@@ -1,0 +1,190 @@
+"""What an operator asks for and what comes of it: wake, stop, cordon, uncordon, drain (interfaces, section 1).
+
+Owns who may, what an order means for the World as it is, and the sentence that says what will happen. Pure: the order
+is performed by `autoscaler.server.operator_api`, what it changes is folded, and the plan acts. Promises: what is
+already so is success; no sentence holds a key or an address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+from autoscaler.contract import ModelName
+from autoscaler.demand.desired_replicas import LIVE, NO_HISTORY, idle_window_s
+from autoscaler.fold.faults import quarantined
+from autoscaler.provisioning.feasibility import Fitting
+from autoscaler.queries.cordons import FORCE_S, STILL_THERE, moving, on_place
+from autoscaler.queries.gateways import in_use
+from autoscaler.queries.views import Told
+from autoscaler.routing.catalogue import front_settings
+from autoscaler.spec.model import Model
+from autoscaler.spec.tenant import unix_seconds
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import Cordon, ModelStopped, ModelWoken, Place
+from autoscaler.state.world import Fact, Replica, World
+from autoscaler.text import counted, seconds
+
+ROLE = "operator"
+
+
+class OrderError(Exception):
+    """An order that cannot be carried out: an HTTP status, and a sentence that names what is wrong and the fix."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Wish(Fact, frozen=True, forbid_unknown_fields=True):
+    """The body of an order; `{}` is enough."""
+
+    force: bool = False
+    """stop and drain: what does not end by itself is ended after a short while. drain: Devices of a fabric that their
+    node does not let go of are detached all the same."""
+
+
+class Order(NamedTuple):
+    """What is to be done: something is observed, or an order about a Place is kept or lifted; and what is told."""
+
+    told: Told
+    observed: ModelWoken | ModelStopped | None = None
+    put: Cordon | None = None
+    lift: Place | None = None
+
+
+def who(world: World, authorization: str, now_unix_s: float, what: str = "an order") -> str:
+    """Who gives the order, for the log. Raises OrderError 401 without a key where one is needed, 403 for another role.
+    `what` it is that needs one, in words.
+
+    A key is needed where Calls need one; `auth: none`, or no Tenant, leaves it to whoever reaches the port.
+    """
+    if not front_settings(world.settings, tuple(world.tenants.values())).keys_needed:
+        return "local"
+    scheme, _, shown = authorization.partition(" ")
+    digest = hashlib.sha256(shown.strip().encode("utf-8", "surrogateescape")).hexdigest()
+    for tenant in world.tenants.values() if scheme.lower() == "bearer" else ():
+        for key in tenant.spec.keys:
+            if key.sha256 != digest or (key.expires_at and unix_seconds(key.expires_at) <= now_unix_s):
+                continue
+            if key.role != ROLE:
+                raise OrderError(403, f"this key has the role {key.role}: {what} needs one of role {ROLE}")
+            return f"{tenant.name}/{key.name}"
+    raise OrderError(401, f"{what} needs a key of role {ROLE}: `pilotlight key new --tenant NAME --role {ROLE}`")
+
+
+def model_order(world: World, model: Model, verb: str, wish: Wish) -> Order:
+    """`wake` or `stop`. Raises OrderError."""
+    return _wake(world, model) if verb == "wake" else _stop(world, model, wish)
+
+
+def place_order(world: World, place: Place, verb: str, wish: Wish, now_s: float) -> Order:
+    """`cordon`, `uncordon` or `drain` of a Place that there is."""
+    known = world.cordons.get(place)
+    known = None if known is not None and known.why else known
+    if verb == "uncordon":
+        says = f"{place.kind} {place.name} is open again" if known else f"{place.kind} {place.name} was not cordoned"
+        return Order(Told(verb="uncordon", kind=place.kind, name=place.name, says=says), lift=place)
+    drain = verb == "drain" or (known is not None and known.drain)
+    force = (verb == "drain" and wish.force) or (known is not None and known.force)
+    cordon = Cordon(place=place, node=_node(world, place), since_s=now_s, drain=drain, force=force)
+    if known is not None and (known.drain, known.force) == (drain, force):
+        cordon = known
+    there = tuple(one for one in on_place(world, place) if one.state in STILL_THERE)
+    says = f"nothing new is put on {place.kind} {place.name}"
+    if drain:
+        says += f"; {_leaves(world, there, force=force)}{_detaches(world, place) if force else ''}"
+    elif there:
+        says += f"; {_who(there)} stays there until idle, or `pilotlight drain {place.name}`"
+    ids = tuple(one.id for one in there) if drain else ()
+    told = Told(
+        verb="drain" if verb == "drain" else "cordon", kind=place.kind, name=place.name, says=says, replicas=ids
+    )
+    return Order(told, put=cordon)
+
+
+def _wake(world: World, model: Model) -> Order:
+    name = model.name
+    if model.spec.paused:
+        raise OrderError(409, f"{name} is paused: set spec.paused to false first")
+    if name in quarantined(world):
+        says = f"retrying {name} now"
+        return Order(Told(verb="wake", kind="model", name=name, says=says), ModelWoken(model=name))
+    if name in world.obstacles:
+        raise OrderError(409, f"{name} cannot start: {world.obstacles[name]}")
+    never = Fitting(world).never(model)
+    if never:
+        raise OrderError(409, f"{name} fits on no device: {never}")
+    replicas = [world.replicas[id] for id in world.by_model.get(name, ())]
+    stays = f"stays for an idle window ({seconds(idle_window_s(model, world.histories.get(name, NO_HISTORY)))})"
+    if any(one.state is S.READY for one in replicas):
+        says = f"{name} is ready and {stays}"
+    elif any(one.state in LIVE for one in replicas):
+        says = f"{name} is starting, and then {stays}"
+    else:
+        says = f"{name} starts as soon as there is room, and then {stays}"
+    return Order(Told(verb="wake", kind="model", name=name, says=says), ModelWoken(model=name))
+
+
+def _stop(world: World, model: Model, wish: Wish) -> Order:
+    name = model.name
+    going = tuple(one for id in world.by_model.get(name, ()) if (one := world.replicas[id]).state in STILL_THERE)
+    if not going:
+        says = f"nothing of {name} runs"
+    else:
+        calls = in_use(world)
+        running = sum(calls.get(one.id, 0) for one in going)
+        within = seconds(FORCE_S if wish.force else model.spec.drain_seconds_max)
+        says = (
+            f"{counted(len(going), 'Replica')} of {name} drains"
+            if len(going) == 1
+            else f"{len(going)} Replicas of {name} drain"
+        )
+        says += f"; {counted(running, 'running Call')} may take {within} at most" if running else ""
+    says += _again(model)
+    told = Told(verb="stop", kind="model", name=name, says=says, replicas=tuple(one.id for one in going))
+    return Order(told, ModelStopped(model=ModelName(name), force=wish.force))
+
+
+def _again(model: Model) -> str:
+    if model.adopted is not None and model.adopted.held:
+        return f"; {model.adopted.message}" + (", so it starts again" if model.spec.replicas.min else "")
+    if model.spec.paused:
+        return "; it is paused, so it stays stopped"
+    if model.spec.replicas.min:
+        return f"; replicas.min is {model.spec.replicas.min}, so it starts again: set spec.paused to keep it stopped"
+    return "; a Call that waits or comes wakes it again, unless spec.paused is set"
+
+
+def _leaves(world: World, there: tuple[Replica, ...], *, force: bool) -> str:
+    if not there:
+        return "nothing runs there"
+    if force:
+        return f"{_who(there)} ends within {seconds(FORCE_S)} of its drain, and starts elsewhere where there is room"
+    coming = " (already on its way)" if all(moving(world, one) for one in there) else ""
+    return f"{_who(there)} moves elsewhere where there is room, and drains{coming}"
+
+
+def _detaches(world: World, place: Place) -> str:
+    """What of a fabric may be torn off there."""
+    told = [
+        f"{one.devices} x {one.offer.product} of {one.id.provider}"
+        for _, one in sorted(world.capacity.leases.items())
+        if one.listed is not None and one.offer.node
+        and (place == Place("node", one.offer.node) or place.name in one.listed.device_ids)
+    ]  # fmt: skip
+    return f"; {', '.join(told)} is given back, by force where it does not go: who has it open loses it" if told else ""
+
+
+def _who(there: tuple[Replica, ...]) -> str:
+    return ", ".join(sorted({one.model for one in there}))
+
+
+def _node(world: World, place: Place) -> str:
+    if place.kind == "node":
+        return place.name
+    known = world.cordons.get(place)
+    if known is not None:
+        return known.node
+    return next(slice_.node for slice_ in world.slices.values() if slice_.device == place.name)

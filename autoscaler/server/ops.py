@@ -1,0 +1,213 @@
+"""The operations port of the autoscaler (interfaces, section 4): health, metrics, the read API and operators' orders.
+
+Owns the HTTP side only: everything it shows is read from the loop's World, its Plan and its log, which are what the
+decisions were taken on. Orders are `autoscaler.server.operator_api`'. Gateways on Unix sockets are asked for their
+metrics, which are merged into ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from autoscaler.controller.loop import Loop
+from autoscaler.explain import model
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.fit import Needs, explain_fit
+from autoscaler.queries.views import DocumentsView, OffView, Problem, Sentences
+from autoscaler.server import api, openapi, page
+from autoscaler.server.operator_api import Commands
+from autoscaler.server.prometheus_merge import merge
+from autoscaler.server.what_if import Foresight
+from autoscaler.spec.model import Model
+from autoscaler.state.world import World
+
+SCRAPE_TIMEOUT_S = 1.0
+NAMES_TOLD = 100
+"""Names that an error lists, at most."""
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+"""For a scraper that says it reads it (https://prometheus.io/docs/specs/om/open_metrics_spec/)."""
+
+
+class OperationsServer:
+    """The operations port as an aiohttp application. `gateway_sockets` lists the gateways' own ports as they are; `off`
+    lists what does not work in this mode. `documents` and `needs` read files, in a thread: whether the last reload
+    failed, and what a Model's artifact needs.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        log: Log,
+        metrics: Callable[[], bytes],
+        gateway_sockets: Callable[[], Sequence[Path]],
+        version: str = "0",
+        *,
+        commands: Commands | None = None,
+        off: Sequence[str] = (),
+        documents: Callable[[], DocumentsView] = DocumentsView,
+        needs: Callable[[Model], Needs] = lambda _: Needs(problem="nothing here reads artifacts"),
+    ) -> None:
+        self._loop = loop
+        self._log = log
+        self._metrics = metrics
+        self._gateway_sockets = gateway_sockets
+        self._openapi = openapi.document(version)
+        self._commands = commands
+        self._needs = needs
+        self._documents = documents
+        self._off = tuple(off)
+
+    def application(self) -> web.Application:
+        """All paths of section 4 that are due; any other is answered with what there is."""
+        app = web.Application()
+        get = app.router.add_get
+        get("/", self._page)
+        get("/healthz", self._healthz)
+        get("/readyz", self._readyz)
+        get("/metrics", self._metrics_text)
+        get(openapi.PATH, self._description)
+        get("/api/v1/status", self._status)
+        get("/api/v1/off", self._what_is_off)
+        get("/api/v1/documents", self._documents_in_force)
+        get("/api/v1/models", self._models)
+        get("/api/v1/models/{name:.+}", self._model)
+        get("/api/v1/tenants", self._tenants)
+        get("/api/v1/devices", self._devices)
+        get("/api/v1/nodes", self._nodes)
+        get("/api/v1/plan", self._plan)
+        get("/api/v1/explain/model/{name:.+}", self._explain)
+        get("/api/v1/explain/fit/{name:.+}", self._fit)
+        get("/api/v1/explain/last", self._last)
+        Foresight(self._loop).add_to(app)
+        if self._commands is not None:
+            self._commands.add_to(app)
+        app.router.add_route("*", "/{path:.*}", unknown)
+        return app
+
+    def health(self) -> web.Application:
+        """What kubelets and Prometheus ask, and nothing else."""
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics_text)
+        return app
+
+    @property
+    def _world(self) -> World:
+        return self._loop.world
+
+    async def _page(self, _: web.Request) -> web.Response:
+        shown = page.operator()
+        return web.Response(body=shown.body, headers=shown.headers)
+
+    async def _description(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._openapi, content_type="application/json")
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        if not self._world.synced:
+            return web.Response(status=503, text="what runs is still being listed\n")
+        return web.Response(text="ok\n")
+
+    async def _metrics_text(self, request: web.Request) -> web.Response:
+        openmetrics = OPENMETRICS_TYPE.partition(";")[0] in request.headers.get("accept", "")
+        texts = await asyncio.gather(*(scrape(path) for path in self._gateway_sockets()))
+        body = merge([self._metrics(), *(text for text in texts if text is not None)], openmetrics=openmetrics)
+        return web.Response(body=body, headers={"content-type": OPENMETRICS_TYPE if openmetrics else METRICS_TYPE})
+
+    async def _status(self, _: web.Request) -> web.Response:
+        now_s, plan = self._now_s(), self._loop.plan
+        return answer(self._loop.contained("status", lambda world: model.status(world, plan, now_s)))
+
+    async def _what_is_off(self, _: web.Request) -> web.Response:
+        return answer(OffView(sentences=self._off, degraded=self._world.degraded))
+
+    async def _documents_in_force(self, _: web.Request) -> web.Response:
+        return answer(await asyncio.to_thread(self._documents))
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return answer(self._loop.contained("status", api.models))
+
+    async def _model(self, request: web.Request) -> web.Response:
+        known = api.named(self._world, request.match_info["name"])
+        if known is None:
+            return self._no_model()
+        return answer(self._loop.contained("status", lambda world: api.model_view(world, known)))
+
+    async def _tenants(self, _: web.Request) -> web.Response:
+        return answer(api.tenants(self._world))
+
+    async def _devices(self, _: web.Request) -> web.Response:
+        return answer(api.devices(self._world, self._now_s()))
+
+    async def _nodes(self, _: web.Request) -> web.Response:
+        return answer(api.nodes(self._world, self._now_s()))
+
+    async def _plan(self, _: web.Request) -> web.Response:
+        return answer(self._loop.plan)
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        known = api.named(self._world, request.match_info["name"])
+        if known is None:
+            return self._no_model()
+        now_s, plan, log = self._now_s(), self._loop.plan, self._log
+        return answer(
+            self._loop.contained("explain", lambda world: model.explain_model(world, plan, log, known.name, now_s))
+        )
+
+    async def _fit(self, request: web.Request) -> web.Response:
+        known = api.named(self._world, request.match_info["name"])
+        if known is None:
+            return self._no_model()
+        needs = await asyncio.to_thread(self._needs, known)
+        return answer(explain_fit(self._world, known, needs, self._now_s()))
+
+    async def _last(self, _: web.Request) -> web.Response:
+        return answer(Sentences(sentences=model.last(self._log, self._now_s())))
+
+    def _no_model(self) -> web.Response:
+        """404 that says what there is."""
+        names = sorted(self._world.models)[:NAMES_TOLD]
+        return problem(404, f"no such model; there are: {', '.join(names) or 'none'}")
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+async def unknown(request: web.Request) -> web.Response:
+    """Any other path or method."""
+    if request.method not in {"GET", "HEAD"}:
+        return problem(405, f"nothing is posted there; {openapi.PATH} lists what takes an order")
+    return problem(404, f"no such path; {openapi.PATH} lists all, / is for people")
+
+
+async def scrape(path: Path) -> bytes | None:
+    """A gateway's own /metrics; None when it does not answer in time (it may be restarting)."""
+    timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path)), timeout=timeout) as session,
+            session.get("http://gateway/metrics") as response,
+        ):
+            return await response.read()
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return None
+
+
+def answer(value: object) -> web.Response:
+    """`value` as JSON."""
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def problem(status: int, text: str) -> web.Response:
+    """One clear error."""
+    return web.Response(status=status, body=msgspec.json.encode(Problem(error=text)), content_type="application/json")

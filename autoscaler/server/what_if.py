@@ -1,0 +1,79 @@
+"""What would be started where if Models were called so, of the system that runs: POST /api/v1/what-if. I/O.
+
+Owns what may be asked, by whom and how often: a body of ours of bounded size, one question at a time, worked out beside
+the loop (`autoscaler.planner.what_if`) on the World that decisions are taken on. It changes nothing, but it takes a
+core from who decides for as long as it is asked: where orders need an operator's key it does, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+
+from autoscaler.contract import ModelName
+from autoscaler.controller.loop import Loop
+from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, Asked, Question, ahead
+from autoscaler.server import api, operator_orders
+from autoscaler.server.operator_api import JSON, body_of, check_leads, names_of, refusal
+from autoscaler.server.operator_orders import OrderError
+from autoscaler.state.world import World
+
+BODY_BYTES_MAX = 64 * 1024
+EXPECTED = f'expected {{"demand": {{"MODEL": {{"waiting": NUMBER, "running": NUMBER}}}}}}, from 0 to {CALLS_MAX}'
+BUSY = "another such question is being worked out: ask again in a moment"
+
+
+_decode = msgspec.json.Decoder(Question).decode
+
+
+class Foresight:
+    """The route. `wall` gives Unix seconds."""
+
+    def __init__(self, loop: Loop, wall: Callable[[], float] = time.time) -> None:
+        self._loop, self._wall = loop, wall
+        self._work: asyncio.Task[Answer] | None = None
+
+    def add_to(self, app: web.Application) -> None:
+        """Puts it on the operations port."""
+        app.router.add_post(PATH, self._answer)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        try:
+            question = _question(await body_of(request, BODY_BYTES_MAX))
+            operator_orders.who(self._loop.world, request.headers.get("authorization", ""), self._wall(), "a what-if")
+            check_leads(self._loop.world)
+            work = self._begun(_asked(self._loop.world, question))
+        except OrderError as error:
+            return refusal(error)
+        answer = await asyncio.shield(work)  # who asks may go; a thread cannot be stopped
+        return web.Response(body=msgspec.json.encode(answer), content_type=JSON)
+
+    def _begun(self, asked: dict[ModelName, Asked]) -> asyncio.Task[Answer]:
+        if self._work is not None and not self._work.done():
+            raise OrderError(429, BUSY)
+        world, now_s = self._loop.tried(asked)
+        self._work = asyncio.create_task(asyncio.to_thread(ahead, world, asked, now_s))
+        return self._work
+
+
+def _question(body: bytes) -> Question:
+    try:
+        return _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise OrderError(400, EXPECTED) from None
+
+
+def _asked(world: World, question: Question) -> dict[ModelName, Asked]:
+    found: dict[ModelName, Asked] = {}
+    for name, calls in question.demand.items():
+        model = api.named(world, name)
+        if model is None:
+            raise OrderError(404, f"{name[:100]}: no such model; there are: {names_of(world.models)}")
+        if model.name in found:
+            raise OrderError(400, f"{name}: the Model {model.name} is given twice")
+        found[model.name] = Asked(calls.waiting, calls.running)
+    return found

@@ -1,0 +1,109 @@
+"""Devices that a claim has before they are there: binding conditions (KEP-5007) of claims, and what Slices say of them.
+
+Owns the reading of both sides: what a ResourceSlice's device asks for is copied into the claim that is given it, and
+whoever attaches it (a fabric's controller) writes conditions into the claim's status. The scheduler binds the pod when
+all that are asked for are true, and takes the device back when one of the failures is, or after ten minutes. Promises:
+what is not as it should be raises nothing, and what nobody has written yet is waited for. Decides nothing, writes
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from autoscaler.slicing.base import Object
+from autoscaler.slicing.dra_claims import entry_called
+from autoscaler.slicing.dra_resource_slices import ATTACHED_FIRST
+from autoscaler.state.world import Slice
+
+SAID_MAX = 200
+"""Characters of a condition's message, in a reason."""
+
+State = Literal["waiting", "ready", "failed"]
+
+
+class Binding(NamedTuple):
+    """A device that a claim was given, and that must be there before its pod is bound."""
+
+    entry: str
+    """DRIVER/POOL/DEVICE."""
+    claim: str
+    """NAMESPACE/NAME."""
+    state: State
+    says: str
+    """The condition that decides: one that is not true yet, or the failure; with its reason and message."""
+
+
+def bindings(claim: Object) -> tuple[Binding, ...]:
+    """Of any claim; none: nothing of it is waited for."""
+    status = _map(claim.get("status"))
+    allocated = _list(_map(_map(status.get("allocation")).get("devices")).get("results"))
+    told = {_entry(one): _conditions(one) for one in map(_map, _list(status.get("devices")))}
+    metadata = _map(claim.get("metadata"))
+    name = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
+    return tuple(
+        Binding(_entry(one), name, *_state(one, told.get(_entry(one), {})))
+        for one in map(_map, allocated)
+        if _list(one.get("bindingConditions"))
+    )
+
+
+def told(slices: tuple[Slice, ...], found: Iterable[Binding]) -> tuple[Slice, ...]:
+    """Slices; those that are closed until their device is attached, with how far that is."""
+    words = {one.entry: _words(one) for one in found}
+    if not words:
+        return slices
+    pairs = (
+        (one, words.get(entry_called(one.id)) if one.closed.startswith(ATTACHED_FIRST) else None) for one in slices
+    )
+    return tuple(one if says is None else replace(one, closed=says) for one, says in pairs)
+
+
+def _words(one: Binding) -> str:
+    match one.state:
+        case "waiting":
+            return f"it is being attached for claim {one.claim}, which waits for {one.says}"
+        case "failed":
+            return f"it could not be attached for claim {one.claim}: {one.says}"
+    return f"it was attached for claim {one.claim}"
+
+
+def _state(result: Object, conditions: Mapping[str, Object]) -> tuple[State, str]:
+    """As the scheduler judges it: failures first."""
+    for name in _list(result.get("bindingFailureConditions")):
+        if _is_true(conditions.get(str(name))):
+            return "failed", _said(str(name), conditions[str(name)])
+    for name in _list(result.get("bindingConditions")):
+        if not _is_true(conditions.get(str(name))):
+            return "waiting", _said(str(name), conditions.get(str(name), {}))
+    return "ready", ""
+
+
+def _is_true(condition: Object | None) -> bool:
+    return condition is not None and condition.get("status") == "True"
+
+
+def _said(name: str, condition: Object) -> str:
+    """`FabricDeviceFailed (NoCable: ...)`."""
+    more = ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
+    return f"{name} ({more[:SAID_MAX]})" if more else name
+
+
+def _conditions(device: Object) -> dict[str, Object]:
+    """By type; none where nobody has written any."""
+    return {str(one.get("type", "")): one for one in map(_map, _list(device.get("conditions")))}
+
+
+def _entry(one: Object) -> str:
+    return "/".join(str(one.get(key, "")) for key in ("driver", "pool", "device"))
+
+
+def _map(said: Any) -> Object:
+    return said if isinstance(said, dict) else {}
+
+
+def _list(said: Any) -> list[Any]:
+    return said if isinstance(said, list) else []

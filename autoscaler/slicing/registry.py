@@ -1,0 +1,128 @@
+"""The kinds of Slices that there are, and a node's or a Replica's way through them. Pure.
+
+Owns the order in which they are asked. Kinds that may be about the same devices are a family, each maker's its own; in
+it the first that knows a node's devices has them, so that no device is offered twice. Of NVIDIA's, KAI, HAMi, Volcano
+and MIG come before what counts GPUs, and ResourceSlices count where nobody else offers a GPU. Where Settings `nodes`
+say which kind gives devices out, no other does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from autoscaler.slicing import vendors
+from autoscaler.slicing.base import NodeFacts, Part, PodFields, Slicer
+from autoscaler.slicing.device_plugin import Mps
+from autoscaler.slicing.dra_claims import Dra
+from autoscaler.slicing.hami import CORDON, HANDSHAKE, NVIDIA, Hami, Held, decode
+from autoscaler.slicing.kai import Kai
+from autoscaler.slicing.mig import MIXED, Mig
+from autoscaler.slicing.nvidia_sharing import RESOURCES
+from autoscaler.slicing.timeslice import TimeSlice
+from autoscaler.slicing.volcano import WORDS as VOLCANO
+from autoscaler.slicing.volcano import Volcano
+from autoscaler.slicing.whole import Whole
+from autoscaler.spec.settings import PriorityClass
+from autoscaler.state.world import Replica, Slice, SliceId
+
+FAMILIES: tuple[tuple[Slicer, ...], ...] = (
+    *vendors.makers(),
+    (Kai(), Hami(), Volcano(), Mig(), TimeSlice(), Mps(), Whole(), Dra()),
+)
+SLICERS: tuple[Slicer, ...] = tuple(one for family in FAMILIES for one in family)
+BY_KIND: Mapping[str, Slicer] = {one.kind: one for one in SLICERS}
+GIVERS = {
+    "hami": f"has no annotation {NVIDIA.register}: does HAMi's device plug-in run there?",
+    "volcano": f"has no annotation {VOLCANO.register}: does Volcano's vGPU device plug-in run there?",
+    "mig": f"offers no {MIXED}..., and no label says that its GPUs are cut: is its device plug-in told MIG's strategy?",
+    "dra": "has no ResourceSlice of its own: does a DRA driver run there?",
+}
+"""Kinds that Settings `nodes` may say before a node shows them, and what is said until it does."""
+_REGISTERS = (
+    NVIDIA.register, VOLCANO.register, *(one.register for one in vendors.HAMI), *(one.register for one in vendors.NPUS),
+    *(one.register for one in vendors.VENDORS if one.register),
+)  # fmt: skip
+ANNOTATIONS = frozenset({CORDON, HANDSHAKE, *_REGISTERS})
+"""Of nodes: what any kind reads."""
+_ALLOCATED = (
+    NVIDIA.allocated, VOLCANO.allocated, *(one.allocated for one in vendors.HAMI),
+    *(one.allocated for one in vendors.NPUS),
+)  # fmt: skip
+_WORDS = (NVIDIA, VOLCANO, *vendors.HAMI)
+AMOUNTS = frozenset(
+    {*RESOURCES, *(one.resource for one in vendors.VENDORS)}
+    | {name for one in _WORDS for name in (one.resource, one.memory, one.cores, one.priority) if name}
+)
+AMOUNTS_BEGIN = (MIXED, *(one.resource for one in vendors.NPUS))
+"""Resources that are amounts of devices, or of their memory or cores: whole names, and beginnings of names."""
+_DOMAINS = sorted({name.partition("/")[0] for name in AMOUNTS})
+CHOICES = frozenset({*_ALLOCATED, *(one.use for one in _WORDS)})
+CHOICES_BEGIN = (
+    "hami.io/", "huawei.com/", "volcano.sh/vgpu-", "gpu-fraction", "gpu-memory",
+    *(f"{domain}/{verb}-" for domain in _DOMAINS for verb in ("use", "nouse")),
+)  # fmt: skip
+"""Annotations by which a pod chooses its cards with HAMi, Ascend's plug-in, Volcano and KAI, in the same two forms."""
+_COUNTED = frozenset({*RESOURCES, *(one.resource for one in vendors.VENDORS)})
+
+
+def is_amount(resource: str) -> bool:
+    """Whether an extended resource is an amount of devices, or of their memory or cores."""
+    return resource in AMOUNTS or resource.startswith(AMOUNTS_BEGIN)
+
+
+def is_choice(annotation: str) -> bool:
+    """Whether an annotation of a pod chooses its devices, or how much of them it gets."""
+    return annotation in CHOICES or annotation.startswith(CHOICES_BEGIN)
+
+
+def inventory(node: NodeFacts) -> tuple[Slice, ...]:
+    """All Slices of a node, in order."""
+    return tuple(one for family in FAMILIES for one in _of(family, node))
+
+
+def _of(family: tuple[Slicer, ...], node: NodeFacts) -> tuple[Slice, ...]:
+    """Of one family; closed is what must wait for the kind that gives these devices out."""
+    kind = node.declared.slicing.kind if node.declared is not None and node.declared.slicing is not None else ""
+    said = [one for one in family if kind in GIVERS and one.kind.partition("-")[0] == kind]
+    slices = _first(said or family, node)
+    if slices is not None or not said:
+        return slices or ()
+    why = f"Settings `nodes` say that its devices are {kind}, and its node {GIVERS[kind]}"
+    return tuple(replace(one, closed=why) for one in _first(family, node) or ())
+
+
+def _first(family: Iterable[Slicer], node: NodeFacts) -> tuple[Slice, ...] | None:
+    found = (one.inventory(node) for one in family)
+    return next((slices for slices in found if slices is not None), None)
+
+
+def counts(resource: str) -> bool:
+    """Whether any kind has Slices of which as many are gone as pods have of that resource."""
+    return resource in _COUNTED or resource.startswith(MIXED)
+
+
+def held(annotations: Mapping[str, str]) -> tuple[Held, ...]:
+    """What a pod has of cards that HAMi shares, whoever made them."""
+    return tuple(one for allocated in _ALLOCATED for one in decode(annotations, allocated))
+
+
+def fields(
+    replica: Replica,
+    known: Mapping[SliceId, Slice],
+    ranked: PriorityClass | None = None,
+    instead: Sequence[Slice] = (),
+) -> PodFields | None:
+    """What the pod of a Replica asks for, whose Slices are all of one kind; None: they are not known (any more).
+    `ranked`: what Settings say of its Model's priority; `instead`: what its one Slice may be replaced by.
+    """
+    if not replica.slices or not all(id in known for id in replica.slices):
+        return None
+    parts = [Part(known[id], replica.memory_bytes, replica.compute_percent) for id in replica.slices]
+    slicer = BY_KIND[parts[0].slice.kind]
+    if isinstance(slicer, Hami) and ranked is not None:
+        slicer = slicer._replace(priority=ranked.hami_priority)
+    if isinstance(slicer, Dra) and instead:
+        return slicer.either(replica.id, [parts[0], *(parts[0]._replace(slice=one) for one in instead)])
+    return slicer.fields(replica.id, parts)

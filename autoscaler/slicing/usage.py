@@ -1,0 +1,82 @@
+"""What others have of cards and of ResourceSlices' entries, and what that leaves of the Slices that these are. Pure.
+
+Owns that arithmetic, for Slices of which it is known who has which one. Where only a number is known, of a resource's
+name, it is not here (`World.others`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from autoscaler.slicing.dra_claims import Got, entry_of
+from autoscaler.slicing.hami import Held
+from autoscaler.state.world import Slice
+
+FULL = "others have all of it"
+
+
+class Taken(NamedTuple):
+    """What one of others has of a Slice's Device."""
+
+    memory_bytes: int | None
+    """None: all."""
+    compute_percent: int = 0
+    ours: bool = False
+    """It is a pod's of ours, of which it is not known yet that it has that."""
+
+
+def of_cards(node: str, held: Iterable[Held]) -> list[tuple[str, Taken]]:
+    """By `Slice.counted`."""
+    return [(f"{node} {one.uuid}", Taken(one.memory_bytes, one.cores)) for one in held]
+
+
+def of_entries(slices: Iterable[Slice], got: Iterable[Got], *, ours: bool = False) -> list[tuple[str, Taken]]:
+    """By `Slice.counted`, of those that are Slices."""
+    known = {entry_of(one): one.counted for one in slices if one.kind == "dra"}
+    return [(known[one.entry], Taken(one.memory_bytes, ours=ours)) for one in got if one.entry in known]
+
+
+def left(slices: Sequence[Slice], taken: Iterable[tuple[str, Taken]]) -> tuple[tuple[Slice, ...], dict[str, int]]:
+    """The Slices, of those that are shared what is left; and of the others, by `counted`, how many are gone."""
+    found: dict[str, list[Taken]] = {}
+    for counted, one in taken:
+        found.setdefault(counted, []).append(one)
+    if not found:
+        return tuple(slices), {}
+    gone = {
+        one.counted: sum(_parts(one, each) for each in found[one.counted])
+        for one in slices
+        if one.counted in found and not one.shared
+    }
+    parts = Counter(one.counted for one in slices if one.counted in found)
+    return tuple(_less(_beside(one, found, parts), found) for one in slices), gone
+
+
+def _beside(slice_: Slice, found: Mapping[str, Sequence[Taken]], parts: Mapping[str, int]) -> Slice:
+    """With how many others have it, where it alone is what they are known by."""
+    theirs = sum(not one.ours for one in found.get(slice_.counted, ())) if parts.get(slice_.counted) == 1 else 0
+    return replace(slice_, theirs=theirs) if theirs else slice_
+
+
+def _parts(slice_: Slice, taken: Taken) -> int:
+    """How many Slices of that size it is."""
+    return 1 if taken.memory_bytes is None else -(-taken.memory_bytes // slice_.memory_bytes)
+
+
+def _less(slice_: Slice, found: Mapping[str, Sequence[Taken]]) -> Slice:
+    taken = found.get(slice_.counted, ())
+    if not taken or not slice_.shared:
+        return slice_
+    all_bytes = slice_.memory_bytes
+    memory_bytes = all_bytes - sum(all_bytes if one.memory_bytes is None else one.memory_bytes for one in taken)
+    percent = slice_.compute_percent - sum(one.compute_percent for one in taken)
+    full = memory_bytes <= 0 or (percent <= 0 and slice_.compute_percent > 0)
+    full |= 0 < slice_.holders_max <= len(taken)
+    return replace(
+        slice_, memory_bytes=max(1, memory_bytes), compute_percent=max(0, percent), device_bytes=all_bytes,
+        closed=slice_.closed or (FULL if full else ""),
+    )  # fmt: skip

@@ -1,0 +1,257 @@
+"""Documents: YAML text of Models, Tenants and Settings -> typed values, or one line that says what is wrong.
+
+Owns the form of a document (apiVersion, kind, metadata, spec; Settings without the last two), the rules between
+documents of files, and the way back to YAML. Pure: who reads files gives their names and texts. Every error names the
+file, the document, the key path and what was expected there. Nothing is half loaded: the first error raises. An object
+of a cluster is read by the same rules with `one`; who has a name there is `autoscaler.spec.names`' to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+import yaml
+
+from autoscaler.contract import ModelName, TenantName
+from autoscaler.spec.decode import WrongKeyError, decode, dotted, nearest
+from autoscaler.spec.environment import RESERVED, override
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.spec.part import Part
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.quantity import AUTO, Bytes, BytesOrAuto, format_bytes
+from autoscaler.spec.rules import check_model, check_name, check_own_names, check_served, check_settings, check_tenant
+from autoscaler.spec.settings import Settings
+from autoscaler.spec.table import default_slots
+from autoscaler.spec.tenant import Tenant, TenantSpec
+from autoscaler.spec.validation import MESSAGE, not_yet
+from autoscaler.spec.yaml import YamlError, read
+from autoscaler.text import one_line
+
+KINDS = ("Model", "Tenant", "Settings")
+ApiVersion = Literal["pilotlight.dev/v1alpha1"]
+
+
+class DocumentError(Exception):
+    """A document is wrong. The text is one line: FILE: DOCUMENT: KEY PATH: what was expected."""
+
+
+class Metadata(Part, frozen=True):
+    """Of a Tenant. Labels and annotations are for other programs; nothing here reads them."""
+
+    name: str
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class ModelMetadata(Metadata, frozen=True):
+    """Of a Model, which is namespaced."""
+
+    namespace: str = "default"
+
+
+class ModelDocument(Part, frozen=True):
+    """A Model as it is written."""
+
+    api_version: ApiVersion
+    kind: Literal["Model"]
+    metadata: ModelMetadata
+    spec: ModelSpec
+
+
+class TenantDocument(Part, frozen=True):
+    """A Tenant as it is written."""
+
+    api_version: ApiVersion
+    kind: Literal["Tenant"]
+    metadata: Metadata
+    spec: TenantSpec = TenantSpec()
+
+
+class SettingsDocument(Settings, frozen=True, kw_only=True):
+    """The Settings as they are written: their keys stand at top level."""
+
+    api_version: ApiVersion
+    kind: Literal["Settings"]
+
+
+class Documents(msgspec.Struct, frozen=True, kw_only=True):
+    """All documents of an installation. Models keep their order: the first of two is the older."""
+
+    models: tuple[Model, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
+    settings: Settings = Settings()
+
+
+def load(
+    texts: Sequence[tuple[str, str]], environ: Mapping[str, str] | None = None, reserved: Collection[str] = RESERVED
+) -> Documents:
+    """(source, YAML text) of each file -> Documents; settings in `environ` override. Raises DocumentError."""
+    loading = _Loading()
+    for source, text in texts:
+        try:
+            values = read(text)
+        except YamlError as error:
+            raise DocumentError(one_line(f"{source}: {error}")) from error
+        for number, value in enumerate(values, 1):
+            try:
+                loading.add(source, value)
+            except WrongKeyError as error:
+                where = ": ".join(part for part in (source, _label(value, number), dotted(error.path)) if part)
+                raise DocumentError(one_line(f"{where}: {error.message}")) from error
+    try:
+        settings = override(loading.settings, environ or {}, reserved)
+        check_settings(settings)
+    except WrongKeyError as error:
+        raise DocumentError(f"environment: {dotted(error.path)}: {error.message}") from error
+    return Documents(models=tuple(loading.models), tenants=tuple(loading.tenants), settings=settings)
+
+
+def one(value: object) -> Model | Tenant:
+    """One document by itself, as a plain value. Raises WrongKeyError, whose path begins at the document."""
+    document, kind = _kind(value)
+    if kind == "Model":
+        return _model(document)
+    if kind == "Tenant":
+        return _tenant(document)
+    raise WrongKeyError(("kind",), "expected one of Model, Tenant")
+
+
+def _kind(value: object) -> tuple[dict[str, object], str]:
+    """The document and its kind, where both are known and all its keys are in force."""
+    if not isinstance(value, dict):
+        raise WrongKeyError((), "expected a document with apiVersion and kind")
+    kind = value.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise WrongKeyError(("kind",), f"expected one of {', '.join(KINDS)}{nearest(str(kind), KINDS)}")
+    if value.get("apiVersion") != API_VERSION:
+        raise WrongKeyError(("apiVersion",), f"expected {API_VERSION}")
+    if path := not_yet(kind, value):
+        raise WrongKeyError(path, MESSAGE)
+    return value, kind
+
+
+def _model(value: dict[str, object]) -> Model:
+    document = decode(value, ModelDocument)
+    spec, name = document.spec, document.metadata.name
+    check_name(name, ("metadata", "name"))
+    check_name(document.metadata.namespace, ("metadata", "namespace"))
+    check_model(spec)
+    check_served(name, spec)
+    check_own_names(name, spec)
+    return Model(
+        name=ModelName(name),
+        spec=spec,
+        namespace=document.metadata.namespace,
+        memory_bytes=int(spec.gpu.memory_bytes or 0),
+        slots=spec.slots or default_slots(spec.engine),
+    )
+
+
+def _tenant(value: dict[str, object]) -> Tenant:
+    document = decode(value, TenantDocument)
+    check_name(document.metadata.name, ("metadata", "name"))
+    check_tenant(document.spec)
+    return Tenant(name=TenantName(document.metadata.name), spec=document.spec)
+
+
+class _Loading:
+    """What was loaded so far, and where each name came from."""
+
+    def __init__(self) -> None:
+        self.models: list[Model] = []
+        self.tenants: list[Tenant] = []
+        self.settings = Settings()
+        self.owners: dict[tuple[str, str], str] = {}
+        """(what, name) -> who has it and where, for the message."""
+
+    def add(self, source: str, value: object) -> None:
+        """One document. Raises WrongKeyError."""
+        document, kind = _kind(value)
+        adders: dict[str, Callable[[str, dict[str, object]], None]] = {
+            "Model": self._add_model, "Tenant": self._add_tenant, "Settings": self._add_settings,
+        }  # fmt: skip
+        adders[kind](source, document)
+
+    def _add_model(self, source: str, value: dict[str, object]) -> None:
+        model = msgspec.structs.replace(_model(value), order=len(self.models))
+        name = model.name
+        self._claim("model name", name, f"the name of a Model in {source}", ("metadata", "name"))
+        for position, alias in enumerate(model.spec.aliases):
+            self._claim("model name", alias, f"an alias of Model {name} in {source}", ("spec", "aliases", position))
+        for adapted in model.adapter_names():
+            self._claim("model name", adapted, f"an adapter of Model {name} in {source}", ("spec", "adapters"))
+        self.models.append(model)
+
+    def _add_tenant(self, source: str, value: dict[str, object]) -> None:
+        tenant = _tenant(value)
+        self._claim("tenant", tenant.name, f"the name of a Tenant in {source}", ("metadata", "name"))
+        for position, key in enumerate(tenant.spec.keys):
+            at = ("spec", "keys", position, "sha256")
+            self._claim("key", key.sha256, f"a key of Tenant {tenant.name} in {source}", at)
+        self.tenants.append(tenant)
+
+    def _add_settings(self, source: str, value: dict[str, object]) -> None:
+        self._claim("kind", "Settings", f"given in {source}, and there is only one", ("kind",))
+        document = decode(value, SettingsDocument)
+        check_settings(document)
+        self.settings = Settings(**{name: getattr(document, name) for name in Settings.__struct_fields__})
+
+    def _claim(self, what: str, name: str, owner: str, at: tuple[str | int, ...]) -> None:
+        taken = self.owners.setdefault((what, name), owner)
+        if taken is not owner:
+            shown = "this hash" if what == "key" else f"`{name}`"
+            raise WrongKeyError(at, f"{shown} is already {taken}")
+
+
+def _label(value: object, number: int) -> str:
+    """`Model llama-8b`, or where it stands in its file when it does not say."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(kind, str):
+        return f"document {number}"
+    metadata = value.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if kind in KINDS and isinstance(name, str):
+        return f"{kind} {name}"
+    return "Settings" if kind == "Settings" else f"document {number}"
+
+
+def to_yaml(documents: Documents) -> str:
+    """The documents as YAML, defaults left out; `load` gives equal Documents again."""
+    out: list[dict[str, object]] = []
+    for model in documents.models:
+        metadata = {"name": str(model.name)}
+        if model.namespace != "default":
+            metadata["namespace"] = model.namespace
+        out.append({"apiVersion": API_VERSION, "kind": "Model", "metadata": metadata, "spec": _plain(model.spec)})
+    for tenant in documents.tenants:
+        head: dict[str, object] = {"apiVersion": API_VERSION, "kind": "Tenant", "metadata": {"name": str(tenant.name)}}
+        out.append(head | ({"spec": _plain(tenant.spec)} if tenant.spec != TenantSpec() else {}))
+    if documents.settings != Settings():
+        out.append({"apiVersion": API_VERSION, "kind": "Settings"} | _plain(documents.settings))
+    return yaml.safe_dump_all(out, sort_keys=False, width=120)
+
+
+def _plain(part: Part) -> dict[str, object]:
+    """A Part as YAML writes it, without what is at its default."""
+    return {
+        field.encode_name: written(getattr(part, field.name))
+        for field in msgspec.structs.fields(part)
+        if field.required or getattr(part, field.name) != _default(field)
+    }
+
+
+def _default(field: msgspec.structs.FieldInfo) -> object:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def written(value: object) -> object:
+    """A value of a document as YAML and JSON write it: sizes as quantities, Parts without their defaults."""
+    if isinstance(value, Part):
+        return _plain(value)
+    if isinstance(value, Bytes):
+        return AUTO if isinstance(value, BytesOrAuto) and not value else format_bytes(value)
+    if isinstance(value, tuple):
+        return [written(item) for item in value]
+    return {key: written(item) for key, item in value.items()} if isinstance(value, dict) else value

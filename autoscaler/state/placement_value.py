@@ -1,0 +1,42 @@
+"""A Lesson: what room is worth, as it was learnt, with all that it was learnt from.
+
+Owns the types only, which are plain values: the World has one, a file of the state directory keeps it, and it is told
+from one process to another. `autoscaler.placement.learning.training` says when to learn, makes one, and takes it as
+tables.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from autoscaler.state.lanes import Lane, Wanted
+
+
+class Alike(NamedTuple):
+    """Nodes that are alike when they are empty, and how many there are."""
+
+    lanes: tuple[Lane, ...]
+    cpu_milli: int
+    host_bytes: int
+    many: int
+
+
+class Exercise(msgspec.Struct, frozen=True, kw_only=True):
+    """What one learns from: the same Exercise gives the same Lesson."""
+
+    nodes: tuple[Alike, ...]
+    demand: tuple[Wanted, ...]
+    seed: int
+
+
+class Lesson(msgspec.Struct, frozen=True, kw_only=True):
+    """What an Exercise taught."""
+
+    exercise: Exercise
+    values: bytes
+    """As `autoscaler.placement.index.residual_waste.Tables` has them, each number in four bytes, the lowest first."""
+    prices: bytes
+    learnt: bool = True
+    """By replays; False: it knows only how often which size is asked for."""

@@ -1,0 +1,93 @@
+"""Who looks at artifacts that nobody has looked at: one agent for each, and another where it is silent. Pure.
+
+Owns that choice, and until when it stands. Promises: all agents have a part; whoever hears us and says nothing of a
+wish is relieved within SILENT_S, and one that does not find out is after SLOW_S, so that one node's trouble (its
+registry out of reach, a look that hangs) costs a Model no more than that. Time is an argument.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterator
+from math import inf
+from typing import NamedTuple
+
+from autoscaler.agent_contract import Wish, wish_of
+from autoscaler.contract import WeightsReport
+from autoscaler.queries.node_reports import fresh
+from autoscaler.state.world import NodeId, World
+from autoscaler.weights.wanted import unsized, wishes
+
+SILENT_S = 6.0
+"""An agent says within a second or two what it does; `autoscaler.planner.reconcile` waits for two of them."""
+SLOW_S = 60.0
+"""As long as an agent leaves between two tries of its own."""
+
+
+class _Turn(NamedTuple):
+    node: NodeId
+    since_s: float | None
+    """None: before any step."""
+    tried: frozenset[NodeId] = frozenset()
+    """Who had it before, and did not find out."""
+
+
+class Lookers:
+    """Of one process that hears agents."""
+
+    def __init__(self) -> None:
+        self._turns: dict[Wish, _Turn] = {}
+        self.next_s = inf
+        """When time alone changes who looks."""
+
+    def looks(self, world: World, agents: Collection[NodeId], now_s: float | None) -> Iterator[tuple[NodeId, Wish]]:
+        """Who looks at what now. `agents`: those that hear us; `now_s`: None where no step has told it yet."""
+        before, self._turns, self.next_s = self._turns, {}, inf
+        live = frozenset(agents if now_s is None else (one for one in agents if _lives(world, one, now_s)))
+        for wish in sorted(unknown(world)) if agents else ():
+            turn = self._turns[wish] = _turn(world, before.get(wish), wish, live or frozenset(agents), now_s)
+            if turn.since_s is not None:
+                self.next_s = min(self.next_s, _ends_s(world, turn, wish))
+            yield turn.node, wish
+
+
+def unknown(world: World) -> set[Wish]:
+    """What nobody has looked at, and somebody has to."""
+    return {
+        look
+        for model in world.models.values()
+        for wish in wishes(world, model).values()
+        if not _known(world, look := wish._replace(look=True), image=wish.look, header=unsized(model))
+    }
+
+
+def _known(world: World, look: Wish, *, image: bool, header: bool) -> bool:
+    """Whether all is known of it: `image`, that it is one (what is none no pod starts with, and nobody else would see
+    that it was pushed anew), and `header`, what that says.
+    """
+    said = world.looked.get(look) or WeightsReport(artifact=look.artifact)
+    return not (image and said.image is None) and (not header or bool(said.header or said.no_header))
+
+
+def _turn(world: World, before: _Turn | None, wish: Wish, live: frozenset[NodeId], now_s: float | None) -> _Turn:
+    tried = frozenset[NodeId]() if before is None else before.tried
+    if before is not None and before.since_s is not None and (now_s or 0.0) >= _ends_s(world, before, wish):
+        tried |= {before.node}
+    left = live - tried
+    if not left:  # all had it: from the first on again
+        tried, left = frozenset(), live
+    node = min(left, key=lambda one: (zlib.crc32(f"{one} {wish}".encode()), one))
+    same = before is not None and before.node == node and before.tried == tried
+    since_s = before.since_s if before is not None and same and before.since_s is not None else now_s
+    return _Turn(node, since_s, tried)
+
+
+def _ends_s(world: World, turn: _Turn, wish: Wish) -> float:
+    node = world.nodes.get(turn.node)
+    says = node is not None and any(wish_of(one) == wish for one in node.report.weights)
+    return (turn.since_s or 0.0) + (SLOW_S if says else SILENT_S)
+
+
+def _lives(world: World, name: NodeId, now_s: float) -> bool:
+    node = world.nodes.get(name)
+    return node is not None and fresh(node, now_s) and node.report.brings

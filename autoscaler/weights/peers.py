@@ -1,0 +1,101 @@
+"""Which agents may have an artifact that another is about to pull: asked of them first, before its registry. Pure.
+
+Owns this answer: those that have it whole first, then those that bring it or are to. Nobody is told of more than
+PEERS_MAX, and each of others, so that an answer stays small and no node has all the asking. What agents then give each
+other, and to whom, is between them: this is no right to anything.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from autoscaler.agent_contract import NodeWants
+from autoscaler.contract import Message, NodeReport
+from autoscaler.queries.node_reports import fresh
+from autoscaler.state.world import Copy, NodeId, World
+
+PEERS_MAX = 16
+"""Told of to one that asks; as many are asked by one pull (`artifacts.peers.selection`)."""
+KEPT_S = 1.0
+"""How old an answer's ground may be: nodes that begin together ask together, and all of them are looked at for each."""
+KEPT_MAX = 64
+
+
+class NodePeer(Message, frozen=True):
+    """One agent that may have it."""
+
+    node: str
+    url: str
+    digest: str = ""
+    """What it has under that name, as far as it said; empty: it did not, or has not all of it."""
+
+
+class NodePeers(Message, frozen=True):
+    """The answer."""
+
+    peers: tuple[NodePeer, ...] = ()
+
+
+class Having(NamedTuple):
+    """Of one artifact, in order of nodes."""
+
+    whole: tuple[NodePeer, ...]
+    coming: tuple[NodePeer, ...]
+
+
+class Asked:
+    """Answers, of a World that goes on."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[float, Having]] = {}
+
+    def peers(
+        self, world: World, wants: Mapping[NodeId, NodeWants], node: NodeId, artifact: str, now_s: float
+    ) -> NodePeers:
+        """For the agent of `node`. `wants`: what nodes are to have."""
+        kept = self._kept.get(artifact)
+        if kept is None or now_s >= kept[0] + KEPT_S:
+            if len(self._kept) >= KEPT_MAX:
+                self._kept.clear()
+            kept = self._kept[artifact] = (now_s, having(world, wants, artifact, now_s))
+        return NodePeers(peers=chosen(kept[1], node))
+
+
+def having(world: World, wants: Mapping[NodeId, NodeWants], artifact: str, now_s: float) -> Having:
+    """All whose agents give weights to others, and have this or are to."""
+    whole, coming = list[NodePeer](), list[NodePeer]()
+    for name in sorted(world.nodes):
+        report = world.nodes[name].report
+        if not report.peer or not fresh(world.nodes[name], now_s):
+            continue
+        digest, told = _digest(report, artifact)
+        if digest or Copy(artifact=artifact, node=NodeId(name)) in world.copies:
+            whole.append(NodePeer(node=name, url=report.peer, digest=digest))
+        elif told or _is_wanted(wants.get(NodeId(name)), artifact):
+            coming.append(NodePeer(node=name, url=report.peer))
+    return Having(tuple(whole), tuple(coming))
+
+
+def chosen(of: Having, node: NodeId) -> tuple[NodePeer, ...]:
+    """Others than `node`, PEERS_MAX at most."""
+    first = _some(of.whole, node, PEERS_MAX)
+    return first + _some(of.coming, node, PEERS_MAX - len(first))
+
+
+def _some(of: Sequence[NodePeer], node: NodeId, count: int) -> tuple[NodePeer, ...]:
+    """So many that stand in a row, which begins at another place for each node."""
+    begin = zlib.crc32(node.encode())
+    some = [of[(begin + number) % len(of)] for number in range(min(count + 1, len(of)))]
+    return tuple(one for one in some if one.node != node)[:count]
+
+
+def _digest(report: NodeReport, artifact: str) -> tuple[str, bool]:
+    """(what it says that it has under that name; whether it brings it). Who only looked has nothing of it."""
+    told = [one for one in report.weights if one.artifact == artifact and not one.look]
+    return next((one.digest for one in told if one.digest), ""), bool(told)
+
+
+def _is_wanted(wants: NodeWants | None, artifact: str) -> bool:
+    return wants is not None and any(one.artifact == artifact and not one.look for one in wants.wants)
