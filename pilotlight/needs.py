@@ -17,8 +17,8 @@ from artifacts.formats import hf_config, memory
 from artifacts.formats.memory import Estimate, Item, Serving, Shape
 from autoscaler.engines import ENGINES
 from autoscaler.spec.artifact import STORED
+from autoscaler.spec.engines import CHECKPOINTS
 from autoscaler.spec.model import Cache, Model
-from autoscaler.spec.table import CHECKPOINTS
 from pilotlight.modelfile import header
 
 LLAMA_SERVERS_CHECKPOINTS = 32

@@ -16,9 +16,9 @@ from autoscaler.drivers.kubernetes.adoption.objects import (
     read_scaler,
     read_workload,
 )
+from autoscaler.spec.engines import default_slots
 from autoscaler.spec.model import ADOPTED_HASH, Adopted, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.names import Origin, settle
-from autoscaler.spec.table import default_slots
 from tests.kit.workload import KEY, annotated
 
 # --- annotations ------------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from autoscaler.engines.command_line import Launch as Launch
 from autoscaler.engines.command_line import artifact_path as artifact_path
 from autoscaler.engines.command_line import chosen as chosen
 from autoscaler.engines.command_line import launch as launch
+from autoscaler.spec.engines import ENGINES as ENGINES
+from autoscaler.spec.engines import LLAMA_CPP as LLAMA_CPP
 from autoscaler.spec.engines import Engine as Engine
 from autoscaler.spec.engines import EngineError as EngineError
-from autoscaler.spec.table import ENGINES as ENGINES
-from autoscaler.spec.table import LLAMA_CPP as LLAMA_CPP
-from autoscaler.spec.table import default_slots as default_slots
+from autoscaler.spec.engines import default_slots as default_slots

@@ -12,9 +12,8 @@ import msgspec
 from autoscaler.engines import xllamacpp_server
 from autoscaler.queries.sizing import AS_ASKED, Given
 from autoscaler.spec.artifact import STORED
-from autoscaler.spec.engines import Adapters, Engine, EngineError, Program, fill
+from autoscaler.spec.engines import ENGINES, Adapters, Engine, EngineError, Program, fetches, fill
 from autoscaler.spec.model import Model
-from autoscaler.spec.table import ENGINES
 
 LAUNCHER = xllamacpp_server.__file__
 FILE = "file://"
@@ -80,11 +79,6 @@ def _check_reachable(artifact: str, engine: Engine) -> None:
         hub = "the Hub, or by ?include=" if engine.artifacts == "file-or-hf" else "the Hub"
         place = {"oci": "a registry", "s3": "a bucket"}.get(scheme, hub)
         raise EngineError(f"nobody here brings weights from {place}: mount them")
-
-
-def fetches(artifact: str, engine: Engine) -> bool:
-    """Whether the engine is told that name, and fetches the weights itself."""
-    return artifact.startswith("hf://") and "?" not in artifact and engine.artifacts == "file-or-hf"
 
 
 def chosen(engine: Engine, available: Mapping[str, str], *, gpus: bool) -> Program | None:

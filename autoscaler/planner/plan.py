@@ -32,7 +32,7 @@ from autoscaler.placement.model.spread import apart
 from autoscaler.placement.model.types import Missing, Outlook, Packing, Placement, Want
 from autoscaler.placement.tryout import Ground as Trial
 from autoscaler.placement.whole_gpus import waits
-from autoscaler.planner.reconcile import NOTHING, STOP_GRACE_S, Case, Compared, absent, compare, retire
+from autoscaler.planner.reconcile import NOTHING, Case, Compared, absent, compare, retire
 from autoscaler.planner.resting import Resting
 from autoscaler.provisioning import provisioner
 from autoscaler.queries.cordons import STOPPED
@@ -61,6 +61,7 @@ from autoscaler.state.actions import (
     StopReplica,
     Unmet,
 )
+from autoscaler.state.lifecycle import STOP_GRACE_S
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Move, Replica, World
 from autoscaler.text import seconds

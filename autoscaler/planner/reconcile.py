@@ -21,14 +21,13 @@ from autoscaler.queries.node_reports import is_lost
 from autoscaler.queries.stranded_pods import avoided, left_for_good
 from autoscaler.spec.model import ADOPTED_HASH, Model
 from autoscaler.state.actions import DrainReplica, FailStart, ReviveReplica, StopReplica, Unmet
+from autoscaler.state.lifecycle import STOP_GRACE_S
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, Move, Replica, World
 from autoscaler.text import seconds
 
 WANTS_MAX = 32
 """Replicas of one Model that are asked for in one tick; the next tick asks for more."""
-STOP_GRACE_S = 10.0
-"""Between SIGTERM and SIGKILL. No Call is left on the Replica, or its own grace is over."""
 READ_S_MAX = 15.0
 """So long nothing is started of a Model whose memory an agent is to read of its artifact: agents report every few
 seconds, and one that reads takes not much longer. Then it is counted with whole Devices."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from autoscaler.contract import AdapterEntry, Clocks, FrontSettings, KeyEntry, ModelEntry, QueueLimits, TenantEntry
-from autoscaler.spec.engines import Adapters, fill
+from autoscaler.spec.engines import ENGINES, Adapters, fill
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
-from autoscaler.spec.table import ENGINES
 from autoscaler.spec.tenant import Tenant, unix_seconds
 
 

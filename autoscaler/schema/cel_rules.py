@@ -17,6 +17,7 @@ import msgspec
 from autoscaler.schema.pod_types import TYPES
 from autoscaler.slicing.registry import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
 from autoscaler.spec.artifact import STORED
+from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.ownership import TITLE, TITLE_WANTED
 from autoscaler.spec.pod import (
     GPU,
@@ -44,7 +45,6 @@ from autoscaler.spec.rules import (
     NAME_CHARS_MAX,
     PRODUCT_WANTED,
 )
-from autoscaler.spec.table import ENGINES
 from autoscaler.spec.validation import MESSAGE, SCHEMES
 
 

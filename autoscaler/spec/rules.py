@@ -14,13 +14,12 @@ from autoscaler.spec import cron
 from autoscaler.spec.artifact import STORED
 from autoscaler.spec.capacity import check_providers
 from autoscaler.spec.decode import Path, WrongKeyError, nearest
-from autoscaler.spec.engines import PLACEHOLDER, PLACEHOLDERS
+from autoscaler.spec.engines import ENGINES, PLACEHOLDER, PLACEHOLDERS
 from autoscaler.spec.model import ModelSpec, ReplicaRange, ReplicaWindow
 from autoscaler.spec.naming import NAME, NAME_CHARS_MAX, check_name
 from autoscaler.spec.ownership import TITLE, TITLE_WANTED
 from autoscaler.spec.pod import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
 from autoscaler.spec.settings import NodeKind, Settings, Signatures, Tls
-from autoscaler.spec.table import ENGINES
 from autoscaler.spec.tenant import TenantSpec, unix_seconds
 from autoscaler.spec.validation import MESSAGE, SCHEMES
 

@@ -29,6 +29,9 @@ class ReplicaState(StrEnum):
 
 S = ReplicaState
 
+STOP_GRACE_S = 10.0
+"""Between SIGTERM and SIGKILL. No Call is left on the Replica, or its own grace is over."""
+
 TRANSITIONS: dict[tuple[ReplicaState, str], ReplicaState] = {
     (S.PENDING, "place"): S.STARTING,
     (S.STARTING, "ready"): S.READY,

@@ -6,9 +6,8 @@ pod, and needs no agent; a pattern of its files (`?include=`) no engine knows.
 
 from __future__ import annotations
 
-from autoscaler.engines import ENGINES
-from autoscaler.engines.command_line import fetches
 from autoscaler.spec.artifact import is_stored
+from autoscaler.spec.engines import ENGINES, fetches
 from autoscaler.spec.model import Model
 
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from autoscaler.agent_contract import OWN, FabricWant, ImageWant, Laid, LaidAdapter, NodeWant, NodeWants, Wish, wish_of
 from autoscaler.contract import ModelName, WeightsReport
-from autoscaler.engines import ENGINES, EngineError
 from autoscaler.queries.node_reports import fresh
 from autoscaler.spec.artifact import is_stored
 from autoscaler.spec.artifact import named as artifact_name
+from autoscaler.spec.engines import ENGINES, EngineError
 from autoscaler.spec.model import Model
 from autoscaler.spec.rules import ADAPTER_PATH
 from autoscaler.state.actions import Unmet

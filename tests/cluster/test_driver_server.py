@@ -21,9 +21,9 @@ from autoscaler.drivers.kubernetes.objects import pod
 from autoscaler.kubernetes import watching
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import Access, access
-from autoscaler.planner.reconcile import STOP_GRACE_S
 from autoscaler.spec.pod import Pod
 from autoscaler.state.events import ReplicaSeen, Seen, Synced
+from autoscaler.state.lifecycle import STOP_GRACE_S
 from tests.cluster.conftest import next_number
 from tests.cluster.cutting import Cutter, port_of
 from tests.cluster.plane import Plane

@@ -82,7 +82,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "plans in one step": ("autoscaler.controller.loop.ROUNDS_MAX",),
     "probes": ("autoscaler.drivers.probes.PROBES_PER_S_MAX", "autoscaler.drivers.probes.PROBE_SECONDS_MAX"),
-    "SIGTERM to SIGKILL": ("autoscaler.planner.reconcile.STOP_GRACE_S", "pilotlight.autoscaler_process.ENGINE_GRACE_S"),
+    "SIGTERM to SIGKILL": ("autoscaler.state.lifecycle.STOP_GRACE_S", "pilotlight.autoscaler_process.ENGINE_GRACE_S"),
     "drain": ("autoscaler.queries.gateways.DRAIN_SECONDS_MAX",),
     "log of moves": ("autoscaler.explain.decision_log.ROWS_MAX",),
     "starts remembered": ("autoscaler.demand.history.STARTS_MAX",),

@@ -25,8 +25,8 @@ from autoscaler.faults import described
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.kubeconfig import MALFORMED
 from autoscaler.kubernetes.watching import Key, Watched
-from autoscaler.planner.reconcile import STOP_GRACE_S
 from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.state.lifecycle import STOP_GRACE_S
 from autoscaler.state.world import Replica
 
 RETRY_S, RETRY_GROWTH, RETRY_S_MAX = 0.2, 1.5, 10.0
