@@ -23,9 +23,9 @@ from autoscaler.drivers.contained import persist
 from autoscaler.drivers.driver import Driver
 from autoscaler.drivers.local.cordon_file import CordonFile
 from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.driver import LocalDriver
 from autoscaler.drivers.local.history_file import HistoryFile
 from autoscaler.drivers.local.lessons import LessonFile
-from autoscaler.drivers.local.local import LocalDriver
 from autoscaler.drivers.local.nvml import open_nvml
 from autoscaler.drivers.local.processes import become_subreaper
 from autoscaler.drivers.local.state_directory import StateDirectory, StateError

@@ -31,8 +31,8 @@ from autoscaler.drivers.contained import persist
 from autoscaler.drivers.driver import SharedDriver
 from autoscaler.fold import operator_orders
 from autoscaler.fold.fold import Observation
+from autoscaler.queries.memory import AS_ASKED, Given
 from autoscaler.queries.node_reports import is_back
-from autoscaler.queries.sizing import AS_ASKED, Given
 from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Roles
 from autoscaler.spec import ownership
 from autoscaler.spec.model import Model
@@ -43,9 +43,9 @@ from autoscaler.weights import mounts
 from pilotlight.supplies import Supplies
 
 if TYPE_CHECKING:
+    from autoscaler.drivers.kubernetes.inventory.declared import DeclaredDevices
     from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
     from autoscaler.drivers.kubernetes.inventory.node_cordons import NodeCordons
-    from autoscaler.drivers.kubernetes.inventory.quotas import DeclaredDevices
     from autoscaler.kubernetes.api import Api
     from autoscaler.kubernetes.leader_election import Elector
 
@@ -123,10 +123,10 @@ class Cluster:
         """`apis`: for what acts, whose writes end with our leadership, and for questions. `name` is ours in Events."""
         from autoscaler.drivers.kubernetes.composite import CompositeDriver
         from autoscaler.drivers.kubernetes.driver import KubernetesDriver
+        from autoscaler.drivers.kubernetes.inventory.declared import DeclaredDevices
         from autoscaler.drivers.kubernetes.inventory.disruption_budgets import Disruptions
         from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
         from autoscaler.drivers.kubernetes.inventory.node_cordons import NodeCordons
-        from autoscaler.drivers.kubernetes.inventory.quotas import DeclaredDevices
         from autoscaler.server.token_review import Tokens
         from pilotlight.objects import Objects
         from pilotlight.resources import Resources

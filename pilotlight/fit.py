@@ -12,7 +12,7 @@ from autoscaler.agent_contract import OWN, Wish
 from autoscaler.contract import WeightsReport
 from autoscaler.explain.fit import Needs, Part
 from autoscaler.spec.model import Model
-from autoscaler.weights.wanted import parts
+from autoscaler.weights.desired import parts
 from pilotlight import shapes
 from pilotlight.needs import Known, estimate, known_here, local_path, pages, serving, share
 

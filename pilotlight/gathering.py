@@ -20,14 +20,14 @@ from autoscaler import engines
 from autoscaler.contract import ModelName
 from autoscaler.drivers.driver import Launcher
 from autoscaler.engines.installed import available
-from autoscaler.queries.sizing import AS_ASKED, Given
+from autoscaler.queries.memory import AS_ASKED, Given
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact import STORED
 from autoscaler.spec.load import DocumentError, Documents, load, to_yaml
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
-from autoscaler.spec.rules import NAME_CHARS_MAX
 from autoscaler.spec.settings import Settings
+from autoscaler.spec.validation import NAME_CHARS_MAX
 from pilotlight import files
 from pilotlight.modelfile import check_file
 from pilotlight.needs import Known, adapter_paths, cache_of, comes, estimate, local_path, takes_all

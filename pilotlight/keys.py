@@ -22,9 +22,8 @@ from autoscaler.contract import TenantName
 from autoscaler.drivers.local.state_directory import replace_file
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.load import Documents, to_yaml
-from autoscaler.spec.rules import check_name
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
-from autoscaler.spec.validation import MESSAGE
+from autoscaler.spec.validation import MESSAGE, check_name
 from pilotlight.gathering import KEYS_FILE, load_files
 
 KEY_BYTES = 32

@@ -2,7 +2,7 @@
 
 Owns where documents come from in a cluster (files, custom resources, adopted workloads, KubeAI's Models) and who tells
 people there what became of them: status of Models, Events on Models and on workloads. A Model of another namespace than
-the pods' takes nothing of that one (`autoscaler.spec.reach`).
+the pods' takes nothing of that one (`autoscaler.spec.validation`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from autoscaler.kubernetes.resources import event_log, status
 from autoscaler.kubernetes.resources.event_writer import Events
 from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation, Status
 from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
+from autoscaler.kubernetes.resources.status import subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
-from autoscaler.kubernetes.resources.subjects import subjects
 from autoscaler.kubernetes.resources.watcher import Customs, StatusSeen
-from autoscaler.spec import load, reach
+from autoscaler.spec import load, validation
 from autoscaler.spec.decode import WrongKeyError, dotted
 from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin
@@ -52,7 +52,7 @@ def ours(namespace: str, document: object) -> Model | Tenant:
     """A custom resource, where pods are made in `namespace`. Raises WrongKeyError."""
     said = load.one(document)
     if isinstance(said, Model):
-        reach.check(said, namespace)
+        validation.check(said, namespace)
     return said
 
 
@@ -64,7 +64,7 @@ def theirs(namespace: str, value: object) -> tuple[Model | None, str, tuple[str,
     model, wrong, notes = kubeai.live(value, CHART._replace(secret=""))
     try:
         if model is not None:
-            reach.check(model, namespace)
+            validation.check(model, namespace)
     except WrongKeyError as error:
         return None, f"{dotted(error.path)}: {error.message}", notes
     return model, wrong, notes

@@ -25,7 +25,7 @@ from artifacts.registry.blobs import Source
 from autoscaler.agent_contract import OWN, Wish
 from autoscaler.contract import WeightsReport, decoder
 from autoscaler.spec.model import Model
-from autoscaler.weights.wanted import parts
+from autoscaler.weights.desired import parts
 from pilotlight.needs import Known, takes_all
 
 CHARS_MAX = 100_000

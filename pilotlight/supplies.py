@@ -46,7 +46,7 @@ from autoscaler.providers.runner import Observe, Supplying
 from autoscaler.provisioning.device_claims import Published, published
 from autoscaler.spec.capacity import ProviderSettings
 from autoscaler.spec.settings import Settings
-from autoscaler.state.leases import AcquireOrder, ReleaseOrder
+from autoscaler.state.capacity_orders import AcquireOrder, ReleaseOrder
 from autoscaler.state.world import World
 
 if TYPE_CHECKING:  # commands that only check Settings start without the planner

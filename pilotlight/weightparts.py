@@ -1,7 +1,7 @@
 """The weights that a Model is made of: its own and its adapters', each from where it lies, and what of each is loaded.
 
 Pure. Owns which of them the store brings, and which file or folder of an adapter an engine is given; of the Model's own
-weights `autoscaler.weights.wanted` decides that.
+weights `autoscaler.weights.desired` decides that.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from artifacts.formats import gguf
 from autoscaler.engines import EngineError
 from autoscaler.spec.artifact import named
 from autoscaler.spec.model import Model
-from autoscaler.spec.rules import ADAPTER_PATH
-from autoscaler.weights.wanted import laid_over, loaded
+from autoscaler.spec.validation import ADAPTER_PATH
+from autoscaler.weights.desired import laid_over, loaded
 from pilotlight.needs import FILE, comes
 
 

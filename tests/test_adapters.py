@@ -22,7 +22,7 @@ from autoscaler.routing.catalogue import model_entry
 from autoscaler.spec.load import DocumentError, Documents, load, to_yaml
 from autoscaler.spec.model import Adapter, EngineName, Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
-from autoscaler.spec.rules import ADAPTERS_MAX
+from autoscaler.spec.validation import ADAPTERS_MAX
 from gateway.errors import CallError, model_not_found
 from gateway.http.body import Pieces
 from gateway.request.api_routes import Operation, lookup

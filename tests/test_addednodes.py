@@ -9,8 +9,8 @@ import pytest
 from autoscaler.providers.new_nodes import Shape, Terms, of_kinds, offer, shape
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Price, Settings
-from autoscaler.state.leases import Offer
-from autoscaler.state.taints import Taint
+from autoscaler.state.capacity_orders import Offer
+from autoscaler.state.node_labels import Taint
 from tests.kit.worlds import GI
 
 QUEUED = Terms(2, 300.0, bought="spot")

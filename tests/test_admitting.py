@@ -10,8 +10,7 @@ from autoscaler.placement.index.node_filter import KEYS_MAX, Admitting
 from autoscaler.placement.model.predicates import admits, barred
 from autoscaler.placement.model.types import Choice
 from autoscaler.spec.pod import Toleration
-from autoscaler.state.node_labels import Coming
-from autoscaler.state.taints import Taint
+from autoscaler.state.node_labels import Coming, Taint
 from autoscaler.state.world import NodeId, Slice
 from tests.kit.budget import examples
 from tests.kit.worlds import device

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import contained
 from autoscaler.drivers.kubernetes import pod_events
-from autoscaler.drivers.kubernetes.adoption import driver, runner, workload
+from autoscaler.drivers.kubernetes.adoption import driver, workload, workload_controller
 from autoscaler.drivers.kubernetes.adoption.annotations import Others, model_of
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
 from autoscaler.drivers.kubernetes.adoption.objects import PodSeen, WorkloadSeen
@@ -242,7 +242,7 @@ async def test_a_scale_is_written_again_until_the_api_server_is_well(
     status: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A conflict only for a while, and a refusal not at all: these end the start."""
-    monkeypatch.setattr(runner, "RETRY_S", 0.0)
+    monkeypatch.setattr(workload_controller, "RETRY_S", 0.0)
     async with serving("ada") as house:
         house.plane.errors = [ApiError(status, "Trouble", "no") for _ in range(50)]
         more = Bench().order("more")
@@ -318,14 +318,14 @@ async def test_an_exception_about_one_workload_is_a_fault_of_its_model(monkeypat
 
 async def test_a_runner_that_raises_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contained, "PAUSE_S", 0.0)
-    real, odd = runner.Runner._ask_once, iter([True])
+    real, odd = workload_controller.Runner._ask_once, iter([True])
 
-    async def once(self: runner.Runner, pod: PodSeen) -> None:
+    async def once(self: workload_controller.Runner, pod: PodSeen) -> None:
         if self.core.seen.key.name == "ada" and next(odd, False):
             raise KeyError("odd")
         await real(self, pod)
 
-    monkeypatch.setattr(runner.Runner, "_ask_once", once)
+    monkeypatch.setattr(workload_controller.Runner, "_ask_once", once)
     async with serving("ada", "bert") as house:
         assert [one.model for one in house.faults() if one.reason] == ["ada"]
         assert set(house.now().values()) == {Seen.READY}

@@ -13,10 +13,10 @@ from autoscaler.demand.schedule import AHEAD_S, LOOK_S, Floor, floor
 from autoscaler.planner.plan import plan
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
-from autoscaler.spec.rules import check_model
+from autoscaler.spec.validation import check_model
 from autoscaler.state.actions import AcquireLease, StartReplica
+from autoscaler.state.capacity_orders import LeasesSeen, Offer, OffersSeen
 from autoscaler.state.events import ClockSeen
-from autoscaler.state.leases import LeasesSeen, Offer, OffersSeen
 from autoscaler.state.world import World
 from tests.kit.offered import acted, cloud, offer, offered, orders, shown, told
 from tests.kit.worlds import GI, T0, device, model, world

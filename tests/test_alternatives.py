@@ -15,7 +15,7 @@ from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.slicing.base import NodeFacts, Part, PodFields
 from autoscaler.slicing.dra_claims import Dra, Got, instead
-from autoscaler.slicing.whereabouts import really
+from autoscaler.slicing.usage import really
 from autoscaler.spec.load import DocumentError, load
 from autoscaler.spec.settings import Settings
 from autoscaler.state.world import Slice, SliceId

@@ -8,8 +8,18 @@ from typing import cast
 
 import pytest
 
-from autoscaler.kubernetes.api import READ_S_MAX, TRIES_MAX, WRITE_S_MAX, Api, ApiError, FencedError, UnreachableError
-from autoscaler.kubernetes.budget import BURST, WRITES_PER_S, Budget
+from autoscaler.kubernetes.api import (
+    BURST,
+    READ_S_MAX,
+    TRIES_MAX,
+    WRITE_S_MAX,
+    WRITES_PER_S,
+    Api,
+    ApiError,
+    Budget,
+    FencedError,
+    UnreachableError,
+)
 from autoscaler.kubernetes.kubeconfig import Access
 from tests.sim import virtual
 

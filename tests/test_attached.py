@@ -9,7 +9,7 @@ import pytest
 from autoscaler.capacity.attachable_nodes import GPU_COUNT, Site, memory_of, seen_on, selectors, sites
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
-from autoscaler.state.taints import Taint
+from autoscaler.state.node_labels import Taint
 from tests.kit.worlds import GI, device, world
 
 T4 = NodeDevice(model="T4", memory_bytes=Bytes(16 * GI))

@@ -20,7 +20,7 @@ from autoscaler.providers.provisioning_request.objects import (
     assigned,
     listed,
 )
-from autoscaler.state.leases import Offer
+from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.world import NodeId
 
 GRANTED = Condition(holds=True, reason="CapacityIsProvisioned", message="", since_unix_s=100.0)

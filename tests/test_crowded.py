@@ -21,7 +21,7 @@ from autoscaler.queries.overcommit import crowded, leaving
 from autoscaler.slicing import registry, usage
 from autoscaler.slicing.dra_claims import Got
 from autoscaler.slicing.hami import Held
-from autoscaler.slicing.whereabouts import really
+from autoscaler.slicing.usage import really
 from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
 from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S

@@ -11,13 +11,13 @@ from autoscaler.placement.model.bins import want_of
 from autoscaler.placement.model.types import Force, Missing
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.feasibility import misfits
+from autoscaler.queries.memory import spare_bytes
 from autoscaler.queries.mig_status import CUT_S_MAX, TRIES_MAX, profiles
-from autoscaler.queries.sizing import spare_bytes
 from autoscaler.rearrange.mig_repartition import EVERY_S, NODE_EVERY_S, NODES_MAX, WAIT_S, WANTS_MAX, cut
 from autoscaler.spec.model import Gpu
 from autoscaler.spec.pod import Pod
+from autoscaler.state.node_labels import Taint
 from autoscaler.state.resources import Host
-from autoscaler.state.taints import Taint
 from autoscaler.state.world import NodeId, World
 from tests.kit.recut import PRODUCT, SMALL, asked, beside, cores, cuttable, many, order, slices, town, why
 from tests.kit.worlds import T0, device, gateway, level, model, world

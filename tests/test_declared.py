@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes.inventory import declared
-from autoscaler.drivers.kubernetes.inventory.declared import Quota
-from autoscaler.drivers.kubernetes.inventory.quotas import DeclaredDevices
+from autoscaler.drivers.kubernetes.inventory.declared import DeclaredDevices, Quota
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Model

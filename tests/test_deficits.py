@@ -10,12 +10,19 @@ from msgspec.structs import replace
 from autoscaler.capacity.availability import SILENT_S
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.provisioner import UNLISTED_S, WANTS_MAX
-from autoscaler.provisioning.returning import WITHDRAW_S
+from autoscaler.provisioning.release import WITHDRAW_S
 from autoscaler.spec.model import Gpu
 from autoscaler.spec.pod import Resources
 from autoscaler.state.actions import AcquireLease, Acted, Plan, ReleaseLease, StartReplica
+from autoscaler.state.capacity_orders import (
+    LeaseRefused,
+    LeasesSeen,
+    Listed,
+    OffersSeen,
+    ProvidersSeen,
+    ProviderTroubled,
+)
 from autoscaler.state.events import LeadingSeen, Reported, Seen, Synced
-from autoscaler.state.leases import LeaseRefused, LeasesSeen, Listed, OffersSeen, ProvidersSeen, ProviderTroubled
 from autoscaler.state.resources import Host
 from tests.kit.observed import seen_of
 from tests.kit.offered import (

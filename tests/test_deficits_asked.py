@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from autoscaler.controller.loop import Loop
 from autoscaler.placement.model.types import Want
-from autoscaler.placement.tryout import Ground, devices_for
+from autoscaler.placement.simulate import Ground, devices_for
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning import provisioner
 from autoscaler.provisioning.provisioner import ORDERS_MAX
 from autoscaler.spec.model import ReplicaRange, ReplicaWindow
 from autoscaler.spec.pod import Pod, Resources
+from autoscaler.state.capacity_orders import AcquireOrder, Offer, ReleaseOrder
 from autoscaler.state.events import ClockSeen
-from autoscaler.state.leases import AcquireOrder, Offer, ReleaseOrder
 from autoscaler.state.resources import Host
 from autoscaler.state.world import NodeId
 from tests.kit.offered import cloud, offer, offered, orders, surge, told
@@ -34,7 +34,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(of.name)
         return devices_for(ground, want, of)
 
-    monkeypatch.setattr("autoscaler.provisioning.trials.devices_for", counted)
+    monkeypatch.setattr("autoscaler.provisioning.offer_selection.devices_for", counted)
     return found
 
 

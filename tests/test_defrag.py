@@ -15,13 +15,13 @@ from autoscaler.placement.model.bins import shelves
 from autoscaler.placement.model.types import Force, Missing, Outlook
 from autoscaler.planner.plan import plan
 from autoscaler.rearrange.defragmentation import EVERY_S, Defragmented, defragment
-from autoscaler.rearrange.moves import AGAIN_S, Ground
+from autoscaler.rearrange.migration import AGAIN_S, Ground
 from autoscaler.slicing.nvidia_sharing import TIMESLICE
 from autoscaler.spec.model import Gpu, Model, Rollout
 from autoscaler.state.actions import DrainReplica, StartReplica
 from autoscaler.state.events import DisruptionsSeen, Seen
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.taints import Shun
+from autoscaler.state.node_labels import Shun
 from autoscaler.state.world import Copy, History, Move, NodeId, Slice, World
 from tests.kit.laid import NODES, Laid, asked, big, changed, laid, looked, moved, names, nobody, node_of, reason, wide
 from tests.kit.observed import seen_of

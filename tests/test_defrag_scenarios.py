@@ -18,7 +18,7 @@ from autoscaler.placement.index.index import Yard
 from autoscaler.placement.model.bins import shelves
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.rearrange.defragmentation import EVERY_S, MOVES_MAX
-from autoscaler.rearrange.moves import AGAIN_S
+from autoscaler.rearrange.migration import AGAIN_S
 from autoscaler.state.events import DocumentsSeen
 from autoscaler.state.world import Replica, World
 from tests.kit.budget import examples

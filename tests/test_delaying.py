@@ -13,7 +13,7 @@ from autoscaler.capacity.attachable_nodes import lent
 from autoscaler.providers.deletion_delay import DELAY, NODES, Delaying, key_of
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.reconciler import REST_S
-from autoscaler.state.leases import LeasesSeen
+from autoscaler.state.capacity_orders import LeasesSeen
 from autoscaler.state.world import World
 from tests.kit.objects import PlayedServer
 from tests.kit.offered import acted, arrived, cloud, listed, offer, shown, surge, told

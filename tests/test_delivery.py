@@ -23,7 +23,7 @@ from autoscaler.capacity.lead_times import (
     reused,
     undelivered,
 )
-from autoscaler.state.leases import GAPS_MAX, STARTS_MAX, Learnt
+from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, Learnt
 from tests.kit.offered import cloud, offer
 
 SECONDS = st.floats(0.1, 10_000.0)

@@ -9,9 +9,9 @@ from autoscaler.drivers.local.devices import Devices, host_bytes, visible
 from autoscaler.drivers.local.nvml import Gpu
 from autoscaler.drivers.local.processes import MARK
 from autoscaler.spec.quantity import Bytes
-from autoscaler.spec.rules import SET_BY_DRIVER
 from autoscaler.spec.settings import DeclaredDevice
-from autoscaler.state.lanes import Isolation
+from autoscaler.spec.validation import SET_BY_DRIVER
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import SliceId
 from tests.kit.fakenvml import FakeNvml
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.local import disk_space, local
+from autoscaler.drivers.local import disk_space, driver
 from autoscaler.drivers.local.disk_space import BYTES_MIN, Space
 from autoscaler.fold.fold import fold
 from autoscaler.state.events import ReplicaSeen, Seen
@@ -57,9 +57,9 @@ def test_a_wait_ends_with_space_or_with_an_order_to_stop(
 
 
 def test_a_reason_names_no_file_where_the_error_has_none() -> None:
-    assert local._said(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
-    assert local._said(FileNotFoundError(errno.ENOENT, "No such file", "/engine")) == "/engine: No such file"
-    assert local._said(ValueError()) == "ValueError"
+    assert driver._said(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
+    assert driver._said(FileNotFoundError(errno.ENOENT, "No such file", "/engine")) == "/engine: No such file"
+    assert driver._said(ValueError()) == "ValueError"
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -16,9 +16,8 @@ from autoscaler.spec.artifact import IMAGE_WANTED
 from autoscaler.spec.load import DocumentError, Documents, load, to_yaml
 from autoscaler.spec.model import EngineTls
 from autoscaler.spec.pod import API_VERSION
-from autoscaler.spec.rules import CLAIM_WANTED, FILE_WANTED, PRODUCT_WANTED
 from autoscaler.spec.settings import Tls
-from autoscaler.spec.validation import KEYS
+from autoscaler.spec.validation import CLAIM_WANTED, FILE_WANTED, KEYS, PRODUCT_WANTED
 from autoscaler.spec.yaml import YamlError, read
 from tests.kit.budget import examples
 

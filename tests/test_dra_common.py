@@ -27,8 +27,8 @@ from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import SlicesSeen
-from autoscaler.state.lanes import Isolation
 from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Replica, Slice, SliceId
 from tests.kit.golden import agrees, pod
 from tests.kit.pools import DRIVER, cut_name, gpu, many, partitionable, resource_slice

@@ -11,7 +11,7 @@ from autoscaler.drivers.kubernetes.objects import node
 from autoscaler.drivers.kubernetes.objects.node import NodeSeen
 from autoscaler.slicing.base import Part, PodFields
 from autoscaler.slicing.dra_claims import Dra, Got
-from autoscaler.slicing.whereabouts import really
+from autoscaler.slicing.usage import really
 from autoscaler.spec.load import load
 from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod

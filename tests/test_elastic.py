@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.index.arrays import Stock
+from autoscaler.placement.index.arrays import Node, Stock
 from autoscaler.placement.index.elastic import Budget, Elastic, Granted, elastic
 from autoscaler.placement.index.request import ask_of
 from autoscaler.placement.index.residual_waste import BINS, LEVELS, Taught, residual, tables, untaught
-from autoscaler.placement.index.stocknodes import Node
 from autoscaler.placement.learning.learner import Draw, Learner
-from autoscaler.state.lanes import Kind, Lane, Wanted
+from autoscaler.state.resources import Kind, Lane, Wanted
 from bench.packing.arrivals import Round
 from bench.packing.cluster import Cluster
 from bench.packing.openb import Kind as Asked

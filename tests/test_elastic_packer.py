@@ -14,7 +14,7 @@ from autoscaler.placement.index.elastic import Budget
 from autoscaler.placement.index.index import Yard
 from autoscaler.placement.model.types import Force, Outlook, Packing, Shelf, Want
 from autoscaler.placement.packer import pack
-from autoscaler.state.lanes import Room
+from autoscaler.state.resources import Room
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
 from tests.test_packer import on, shelf, victims

@@ -17,8 +17,8 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import explain_fit
 from autoscaler.explain.model import explain_model
 from autoscaler.planner.plan import plan
-from autoscaler.queries.sizing import AS_ASKED, Given, is_cut, slots, spare_bytes, why_rigid
-from autoscaler.queries.sizing import given as told_of
+from autoscaler.queries.memory import AS_ASKED, Given, is_cut, slots, spare_bytes, why_rigid
+from autoscaler.queries.memory import given as told_of
 from autoscaler.slicing import registry
 from autoscaler.spec.load import DocumentError, load
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange

@@ -8,14 +8,14 @@ from msgspec.structs import replace
 from autoscaler.capacity.interruptions import DRAIN_S, SUCCESSOR_S, TAKEN
 from autoscaler.contract import Report
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.returning import STRAY_S
+from autoscaler.provisioning.release import STRAY_S
 from autoscaler.queries.cordons import closed
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.state.actions import AcquireLease, Action, DrainReplica, ReleaseLease, StartReplica
+from autoscaler.state.capacity_orders import LeaseId, LeasesSeen, Listed
 from autoscaler.state.events import Reported, SlicesSeen, Tick
-from autoscaler.state.leases import LeaseId, LeasesSeen, Listed
+from autoscaler.state.node_labels import Taint
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, Place
-from autoscaler.state.taints import Taint
 from autoscaler.state.world import NodeId, World
 from autoscaler.text import seconds
 from tests.kit.offered import A, acted, cloud, offer, offered, shown, told

@@ -13,7 +13,7 @@ from autoscaler.engines import ENGINES, EngineError, Launch, artifact_path, defa
 from autoscaler.engines.command_line import LAUNCHER
 from autoscaler.engines.installed import computes_on_cpu_only
 from autoscaler.engines.xllamacpp_server import parse
-from autoscaler.queries.sizing import Given
+from autoscaler.queries.memory import Given
 from autoscaler.spec.model import Adapter, EngineName, EngineTls, Gpu, Model, ModelSpec
 
 

@@ -13,8 +13,8 @@ from autoscaler.kubernetes.resources import event_log
 from autoscaler.kubernetes.resources.event_log import MINUTE_MAX, PENDING_MAX, Book, Happening, Regarding
 from autoscaler.spec.model import Adopted
 from autoscaler.state.actions import Action, DrainReplica, FailReplica, FailStart, StartReplica, StopReplica
+from autoscaler.state.capacity_orders import LeasesSeen
 from autoscaler.state.events import Seen
-from autoscaler.state.leases import LeasesSeen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
 from tests.kit.folding import DOC, M, R, after, pending, seen

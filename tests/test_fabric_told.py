@@ -23,7 +23,7 @@ from autoscaler.providers.cro.provider import NODES, REST_S
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import Attended, RefusedError
 from autoscaler.providers.runner import LIST_S, Supplying, Told
-from autoscaler.state.leases import OFFERS_MAX, LeasesSeen
+from autoscaler.state.capacity_orders import OFFERS_MAX, LeasesSeen
 from tests.contracts.provider import order
 from tests.kit.cro_rack import MODEL, NODE, Rack, given_back, node, ordered
 from tests.kit.fake_cro import NONE_FREE

@@ -14,7 +14,7 @@ from autoscaler.placement.model.types import Force
 from autoscaler.placement.packer import pack
 from autoscaler.provisioning.feasibility import Fitting, as_before, misfits
 from autoscaler.spec.model import Gpu, Model
-from autoscaler.state.leases import OffersSeen
+from autoscaler.state.capacity_orders import OffersSeen
 from tests.kit.offered import acted, offer, surge, told
 from tests.kit.worlds import GI, T0, device, model, replica, world
 

@@ -12,8 +12,7 @@ from autoscaler.fold.capacity import BARRED_S, KINDS_MAX
 from autoscaler.fold.indices import rebuild
 from autoscaler.planner.plan import plan
 from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease, StartReplica
-from autoscaler.state.events import LeadingSeen, Seen, SlicesSeen, Synced, Tick
-from autoscaler.state.leases import (
+from autoscaler.state.capacity_orders import (
     Kind,
     Learnt,
     LearntSeen,
@@ -27,6 +26,7 @@ from autoscaler.state.leases import (
     ProviderTroubled,
     ReleaseOrder,
 )
+from autoscaler.state.events import LeadingSeen, Seen, SlicesSeen, Synced, Tick
 from autoscaler.state.world import World
 from tests.kit.observed import seen_of
 from tests.kit.offered import (

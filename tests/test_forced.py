@@ -12,7 +12,7 @@ from autoscaler.explain.model import explain_model
 from autoscaler.fold.indices import rebuild
 from autoscaler.kubernetes.resources import event_log
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.returning import FORCED, RETRY_S
+from autoscaler.provisioning.release import FORCED, RETRY_S
 from autoscaler.server.operator_orders import Wish, place_order
 from autoscaler.state.actions import ReleaseLease
 from autoscaler.state.events import SlicesSeen

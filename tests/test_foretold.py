@@ -10,7 +10,7 @@ from autoscaler.providers.cro.provider import NODES, CroFabric
 from autoscaler.slicing.vendors import RESOURCES, VENDORS
 from autoscaler.spec.pod import Pod
 from autoscaler.state.actions import AcquireLease
-from autoscaler.state.leases import Offer
+from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.node_labels import MAKERS, Coming, may_come
 from autoscaler.state.world import World
 from tests.kit import cro_rack

@@ -34,9 +34,15 @@ def test_impure_uses_of_a_pure_module_are_found(text: str, found: list[str]) -> 
 
 
 def test_a_module_that_parses_times_must_not_read_the_clock() -> None:
-    assert gates.impure_uses("autoscaler/spec/tenant", "from datetime import datetime\nx = datetime.now()") == ["2: now"]
+    assert gates.impure_uses("autoscaler/spec/tenant", "from datetime import datetime\nx = datetime.now()") == [
+        "2: now"
+    ]
     text = "import numpy as np\nfrom numpy.random import default_rng\nx = np.random.rand(np.load('x'))"
-    assert gates.impure_uses("autoscaler/placement/index/arrays", text) == ["2: numpy.random", "3: np.random", "3: np.load"]
+    assert gates.impure_uses("autoscaler/placement/index/arrays", text) == [
+        "2: numpy.random",
+        "3: np.random",
+        "3: np.load",
+    ]
 
 
 def test_a_long_file_and_a_long_function_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

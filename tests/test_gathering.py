@@ -10,8 +10,8 @@ import pytest
 from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
 from autoscaler.spec.load import Documents, load, to_yaml
-from autoscaler.spec.rules import check_name
 from autoscaler.spec.settings import Settings
+from autoscaler.spec.validation import check_name
 from loadtest import tinygguf
 from pilotlight import keys
 from pilotlight.gathering import KEYS_FILE, RENAME, gather, launcher, model_name, needs_tenant, read_documents

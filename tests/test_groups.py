@@ -11,8 +11,8 @@ from autoscaler.capacity.machine_groups import GROW_S, as_found, grown, most
 from autoscaler.planner.plan import plan
 from autoscaler.server.metrics import Metrics
 from autoscaler.state.actions import Acted, StartReplica
+from autoscaler.state.capacity_orders import Group, GroupsSeen, Growth, LeasesSeen, Offer, OffersSeen, ProvidersSeen
 from autoscaler.state.events import SlicesSeen
-from autoscaler.state.leases import Group, GroupsSeen, Growth, LeasesSeen, Offer, OffersSeen, ProvidersSeen
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 from tests.kit.offered import acted, cloud, offer, orders, shown, surge, told, waits
 from tests.kit.worlds import GI, T0

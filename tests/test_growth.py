@@ -21,23 +21,22 @@ from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
 from autoscaler.placement.growth import Taker, filled_bytes
 from autoscaler.placement.index import lrv
-from autoscaler.placement.index.arrays import Stock
+from autoscaler.placement.index.arrays import Node, Stock
 from autoscaler.placement.index.index import Yard
 from autoscaler.placement.index.residual_waste import Taught, untaught
-from autoscaler.placement.index.stocknodes import Node
 from autoscaler.placement.model.types import Growth, Outlook, Packing, Shelf, Want
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
-from autoscaler.queries.sizing import Given, growth, slots, why_no_growth
-from autoscaler.queries.sizing import given as told_of
+from autoscaler.queries.memory import Given, growth, slots, why_no_growth
+from autoscaler.queries.memory import given as told_of
 from autoscaler.spec.load import DocumentError
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import DeclaredDevice
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import Seen
-from autoscaler.state.lanes import Kind, Lane
 from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import Kind, Lane
 from autoscaler.state.world import Replica, World
 from pilotlight.fit import needs
 from pilotlight.gathering import completed

@@ -21,9 +21,9 @@ from autoscaler.spec.model import Adopted, Gpu, Model, ReplicaRange
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import DrainReplica, StartReplica
-from autoscaler.state.lanes import Kind, Lane, Room
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import Cordon, Place, StopOrder
+from autoscaler.state.resources import Kind, Lane, Room
 from autoscaler.state.world import History, Move, SliceId, World
 from tests.kit.sliced import card, hami_node
 from tests.kit.worlds import GI, T0, device, drain, folded, gateway, level, model, replica, world

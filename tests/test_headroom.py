@@ -11,8 +11,8 @@ from autoscaler.planner.plan import plan
 from autoscaler.provisioning.headroom import owner
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.state.actions import AcquireLease
+from autoscaler.state.capacity_orders import Lease, LeaseRefused, LeasesSeen, Listed
 from autoscaler.state.events import SlicesSeen
-from autoscaler.state.leases import Lease, LeaseRefused, LeasesSeen, Listed
 from autoscaler.state.operator_orders import Cordon, Place
 from autoscaler.state.world import Slice, World
 from tests.kit.offered import (

@@ -18,8 +18,8 @@ from autoscaler.placement.model.types import Force, Incumbent, Packing, Shelf, W
 from autoscaler.planner.plan import plan
 from autoscaler.queries.overcommit import all_of
 from autoscaler.state.actions import Plan, StartReplica
-from autoscaler.state.lanes import Isolation, Room
 from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import Isolation, Room
 from autoscaler.state.world import Slice, SliceId
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device, gateway, kinds, level, model, replica, world

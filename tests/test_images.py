@@ -13,7 +13,7 @@ from autoscaler.drivers.kubernetes.inventory import inventory
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.fold.fold import fold
-from autoscaler.fold.fold_orders import FORGET_S
+from autoscaler.fold.operator_orders import FORGET_S
 from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.spec.settings import Settings

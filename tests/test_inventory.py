@@ -22,7 +22,7 @@ from autoscaler.spec.pod import API_VERSION, Pod
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.actions import StartReplica
-from autoscaler.state.taints import Taint
+from autoscaler.state.node_labels import Taint
 from autoscaler.state.world import Slice, World
 from tests.kit.pools import partitionable
 from tests.kit.worlds import T0, device, gateway, level, model, world

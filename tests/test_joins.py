@@ -24,8 +24,7 @@ from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
 from autoscaler.spec.load import DocumentError, load
 from autoscaler.spec.model import Gpu, Model
-from autoscaler.state.lanes import Link
-from autoscaler.state.resources import Host
+from autoscaler.state.resources import Host, Link
 from autoscaler.state.world import NodeId, Slice, SliceId
 from tests.kit.budget import examples
 from tests.kit.laid import laid, looked, names

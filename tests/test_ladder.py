@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autoscaler.capacity.lead_times import expected
 from autoscaler.provisioning import offer_selection
 from autoscaler.provisioning.offer_selection import Rung, choose, climb, order, rung
-from autoscaler.state.leases import Learnt, Offer
+from autoscaler.state.capacity_orders import Learnt, Offer
 from tests.kit.offered import cloud, offer
 
 

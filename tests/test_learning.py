@@ -7,12 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from autoscaler.placement.index.arrays import Stock
+from autoscaler.placement.index.arrays import Node, Stock, load_of
 from autoscaler.placement.index.request import ask_of
 from autoscaler.placement.index.residual_waste import Taught, untaught
-from autoscaler.placement.index.stocknodes import Node, load_of
 from autoscaler.placement.learning.learner import ITERATIONS, WEIGHTS_MAX, Draw, Learner
-from autoscaler.state.lanes import Kind, Lane, Wanted
+from autoscaler.state.resources import Kind, Lane, Wanted
 
 NODES = (
     *(Node(f"a{number}", (Lane(1000, "t4"),) * 4, 32_000) for number in range(8)),

@@ -7,11 +7,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler.controller.loop import Step
 from autoscaler.fold.fold import Observation
-from autoscaler.server.leasecounts import Counted, counted, state_of
-from autoscaler.server.metrics import Metrics
+from autoscaler.server.metrics import Counted, Metrics, counted, state_of
 from autoscaler.state.actions import Acted, Plan, ReleaseLease
+from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, ReleaseOrder
 from autoscaler.state.events import SlicesSeen
-from autoscaler.state.leases import LeaseRefused, LeasesSeen, ReleaseOrder
 from autoscaler.state.world import World
 from tests.kit.offered import acted, arrived, listed, offer, shown, surge, told
 from tests.kit.worlds import T0

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName
-from autoscaler.state.capacity_orders import intent_of, name_of, next_name
-from autoscaler.state.leases import UNSEEN_S, Lease, LeaseId, Listed
+from autoscaler.state.capacity_orders import UNSEEN_S, Lease, LeaseId, Listed, intent_of, name_of, next_name
 from tests.kit.offered import offer
 from tests.kit.worlds import T0
 

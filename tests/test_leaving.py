@@ -17,7 +17,7 @@ from autoscaler.kubernetes.resources.event_writer import Events
 from autoscaler.provisioning.release import STUCK_S, Leaving
 from autoscaler.server.metrics import Metrics
 from autoscaler.state.actions import Acted, Plan, ReleaseLease
-from autoscaler.state.leases import ReleaseOrder
+from autoscaler.state.capacity_orders import ReleaseOrder
 from autoscaler.state.world import World
 from tests.kit.chart import CHART
 from tests.kit.offered import A, acted, arrived, offer, shown, surge, told

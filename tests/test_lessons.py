@@ -16,9 +16,8 @@ from autoscaler.placement.learning import training
 from autoscaler.placement.learning.learner import SEED, Learner
 from autoscaler.placement.learning.training import ALIKE_MAX, FAILED_S, LANES_MAX, Tried, exercise, played, why
 from autoscaler.state.events import LessonLearnt
-from autoscaler.state.lanes import Kind, Lane, Wanted
 from autoscaler.state.placement_value import Alike, Exercise, Lesson
-from autoscaler.state.resources import BYTES_MAX, CPU_MAX
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX, Kind, Lane, Wanted
 from autoscaler.state.world import History, World
 from tests.kit.taught import cluster, exercise_of, lesson
 from tests.kit.worlds import GI, T0, device, model, world

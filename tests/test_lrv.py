@@ -10,13 +10,12 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from autoscaler.placement.index.arrays import Stock
+from autoscaler.placement.index.arrays import Node, Place, Stock, load_of
 from autoscaler.placement.index.request import ask_of
 from autoscaler.placement.index.residual_waste import BINS, LEVELS, Taught, tables
-from autoscaler.placement.index.stocknodes import Node, Place, load_of
 from autoscaler.placement.learning.learner import Learner
-from autoscaler.state import lanes
-from autoscaler.state.lanes import Lane, Wanted
+from autoscaler.state import resources
+from autoscaler.state.resources import Lane, Wanted
 from bench.packing.arrivals import Round, arrange
 from bench.packing.openb import Kind, NodeRow
 from bench.packing.ours import draws, kind, node
@@ -99,4 +98,4 @@ def test_of_nearly_equal_nodes_the_first_is_taken_and_of_others_the_one_that_los
     lost = np.zeros((3, BINS, LEVELS))
     lost[:, :, 0] = [[first_milli], [20], [0]]
     one = Stock(nodes, Taught(tuple(each.face for each in nodes), tables(lost, np.zeros(3))))
-    assert one.choose(ask_of(lanes.Kind(memory_bytes=1000), one.lanes)) == Place(chosen, (0,))
+    assert one.choose(ask_of(resources.Kind(memory_bytes=1000), one.lanes)) == Place(chosen, (0,))

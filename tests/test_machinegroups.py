@@ -14,7 +14,7 @@ from autoscaler.providers.machine_groups import LABELS, LOOK_S, NONE_S, Found, G
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
-from autoscaler.state.leases import Capacity, Group, GroupsSeen
+from autoscaler.state.capacity_orders import Capacity, Group, GroupsSeen
 from autoscaler.state.world import World
 from tests.kit.objects import PlayedServer
 from tests.kit.worlds import GI

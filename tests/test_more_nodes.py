@@ -13,8 +13,7 @@ from autoscaler.placement.index.index import Yard
 from autoscaler.placement.index.residual_waste import untaught
 from autoscaler.placement.model.types import Force, Incumbent, Outlook, Packing, Shelf, Want
 from autoscaler.placement.packer import pack
-from autoscaler.state.lanes import Isolation
-from autoscaler.state.resources import Host
+from autoscaler.state.resources import Host, Isolation
 from autoscaler.state.world import Copy, NodeId
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device

@@ -13,8 +13,8 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.controller.loop import Step
 from autoscaler.explain.decision_log import Refused
 from autoscaler.state.actions import Plan
+from autoscaler.state.capacity_orders import Capacity
 from autoscaler.state.events import Transition
-from autoscaler.state.leases import Capacity
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
 from pilotlight.narrator import Narrator

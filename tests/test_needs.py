@@ -13,11 +13,11 @@ from artifacts.formats.memory import Estimate
 from autoscaler.contract import ModelName
 from autoscaler.engines import ENGINES, launch
 from autoscaler.explain.fit import Fit, explain_fit
-from autoscaler.queries.sizing import PAGED, given, spare_bytes, why_rigid
+from autoscaler.queries.memory import PAGED, given, spare_bytes, why_rigid
 from autoscaler.spec.decode import WrongKeyError, decode
 from autoscaler.spec.model import EngineName, Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
-from autoscaler.spec.rules import check_model
+from autoscaler.spec.validation import check_model
 from pilotlight.fit import needs
 from pilotlight.gathering import completed
 from pilotlight.needs import comes, estimate, serving

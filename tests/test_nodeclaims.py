@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.providers.karpenter import nodeclaim, nodepool
 from autoscaler.providers.kube import Object
-from autoscaler.state.leases import Listed
+from autoscaler.state.capacity_orders import Listed
 from tests.kit.objects import stamp
 from tests.kit.played_karpenter import node_pool
 from tests.kit.templates import T4_NODES, t4_order

@@ -18,7 +18,7 @@ from autoscaler.server.nodetelling import BLANK, NodeTelling
 from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import Acted, ReleaseLease
-from autoscaler.state.leases import AcquireOrder, LeaseId, LeasesSeen, ReleaseOrder
+from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, LeasesSeen, ReleaseOrder
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import NodeId, World
 from tests.kit.fake_redfish import FakeFabric

@@ -11,14 +11,14 @@ from pytest_aiohttp import AiohttpClient
 
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices, PodUse
 from autoscaler.fold.fold import fold
-from autoscaler.fold.fold_orders import FORGET_S, PODS_BEFORE_MAX
+from autoscaler.fold.operator_orders import FORGET_S, PODS_BEFORE_MAX
 from autoscaler.planner.plan import plan
 from autoscaler.queries.node_reports import IDLE_BYTES_MAX, ILL, NOTICED_BYTES, devices_of, ill, is_back, lost, repeats
 from autoscaler.server.api import devices
 from autoscaler.server.gateways import ContractServer
 from autoscaler.state.actions import DrainReplica, ReviveReplica, StartReplica
-from autoscaler.state.lanes import Isolation
 from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import PodRef, Replica, Slice, World
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import GI, T0, device, folded, gateway, level, model, replica, world

@@ -28,9 +28,9 @@ from autoscaler.spec.pod import GPU, Pod, Toleration
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
 from autoscaler.state.events import Reported, Seen, SlicesSeen
-from autoscaler.state.lanes import Room
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.taints import Shun, Taint, repels
+from autoscaler.state.node_labels import Shun, Taint, repels
+from autoscaler.state.resources import Room
 from autoscaler.state.world import History, NodeId, Replica, Slice, World
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device, folded, gateway, kinds, level, model, replica, world

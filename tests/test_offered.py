@@ -13,7 +13,7 @@ from autoscaler.explain.model import explain_model
 from autoscaler.placement.model.types import Force
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Gpu, Model
-from autoscaler.state.leases import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
+from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
 from autoscaler.state.world import World
 from tests.kit.offered import A, acted, cloud, offer, offered, releases, shown, surge, told
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, use, world

@@ -20,7 +20,7 @@ from pytest_aiohttp import AiohttpClient
 
 from autoscaler.contract import ReplicaId, TenantName
 from autoscaler.explain.decision_log import Log
-from autoscaler.server import openapi, page
+from autoscaler.server import openapi, ops
 from autoscaler.server.ops import OperationsServer
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
 from autoscaler.state.actions import DrainReplica, Plan
@@ -204,7 +204,7 @@ async def test_the_page_loads_nothing_and_runs_only_its_own_script(aiohttp_clien
 
 async def test_the_page_reads_paths_and_fields_that_exist(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, *lived())
-    text = page.operator().body.decode()
+    text = ops.operator().body.decode()
     for path, fields in (
         ("status", ("model", "state", "replicas", "waiting", "running", "devices", "since_s", "why")),
         ("devices", ("id", "product", "healthy", "closed", "memory_bytes", "replicas")),

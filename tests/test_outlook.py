@@ -12,8 +12,7 @@ from autoscaler.placement.learning.expected_demand import HALF_LIFE_S, KINDS_MAX
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Settings
-from autoscaler.state.lanes import Isolation, Kind
-from autoscaler.state.resources import CPU_MAX
+from autoscaler.state.resources import CPU_MAX, Isolation, Kind
 from autoscaler.state.world import History, World
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
 

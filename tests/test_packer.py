@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.placement.eviction import EVICT, TIES_MAX, Key, Search, cost_of, option, sum_of, willing
+from autoscaler.placement.index.arrays import LANES_MAX
 from autoscaler.placement.index.index import Yard
-from autoscaler.placement.index.stocknodes import LANES_MAX
 from autoscaler.placement.model.predicates import admits, need
 from autoscaler.placement.model.types import Force, Incumbent, Outlook, Packing, Shelf, Want
 from autoscaler.placement.packer import pack
-from autoscaler.state.lanes import Isolation, Room
 from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import Isolation, Room
 from autoscaler.state.world import Copy, NodeId, Slice
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device

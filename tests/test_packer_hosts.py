@@ -16,8 +16,7 @@ from autoscaler.placement.index.index import Yard
 from autoscaler.placement.model.predicates import evictable, need
 from autoscaler.placement.model.types import Force, Incumbent, Outlook, Packing, Shelf, Want
 from autoscaler.placement.packer import pack
-from autoscaler.state.lanes import Room
-from autoscaler.state.resources import NOTHING, Beside, Host
+from autoscaler.state.resources import NOTHING, Beside, Host, Room
 from autoscaler.state.world import NodeId, SliceId
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from autoscaler.capacity.ordered_slices import CLAIMED, shut
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.device_claims import CLAIM_S, Published, published
-from autoscaler.provisioning.returning import WITHDRAW_S
+from autoscaler.provisioning.release import WITHDRAW_S
 from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
+from autoscaler.state.capacity_orders import LeaseRefused, Offer, OffersSeen, ProvidersSeen
 from autoscaler.state.device_claims import (
     DRIVER,
     FAILED,
@@ -24,7 +25,6 @@ from autoscaler.state.device_claims import (
     read,
 )
 from autoscaler.state.events import SlicesSeen
-from autoscaler.state.leases import LeaseRefused, Offer, OffersSeen, ProvidersSeen
 from autoscaler.state.world import World
 from tests.kit.offered import A, acted, arrived, offer, offered, orders, releases, shown, surge, told
 from tests.kit.worlds import T0, world

@@ -13,7 +13,7 @@ from autoscaler.drivers.kubernetes.objects.pod import PodSeen
 from autoscaler.drivers.kubernetes.pod_writer import CONFLICTS_MAX, Hears, Orders
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.watching import Watched
-from autoscaler.state.leases import Marks
+from autoscaler.state.capacity_orders import Marks
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Drain, Replica
 from tests.kit.localrig import launch, replica

@@ -11,7 +11,7 @@ from autoscaler import engines
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.drivers.kubernetes.objects import pod as pods
-from autoscaler.drivers.kubernetes.objects.overlay import claimed, lay
+from autoscaler.drivers.kubernetes.objects.pod_overrides import claimed, lay
 from autoscaler.queries.stranded_pods import kept_off
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.vendors import RESOURCES

@@ -10,7 +10,7 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import pod
 from autoscaler.kubernetes.api import Object
-from autoscaler.queries.sizing import given
+from autoscaler.queries.memory import given
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.spec.model import Gpu, Model, ModelSpec

@@ -14,9 +14,9 @@ from autoscaler.placement.model.types import Choice
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import Pod
 from autoscaler.state.images import NodeImages, image
-from autoscaler.state.lanes import Kind
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import Node
+from autoscaler.state.resources import Kind
 from autoscaler.state.world import NodeId, Replica, World
 from autoscaler.weights import image_prepull
 from autoscaler.weights.image_prepull import NODE_MAX, NODES_ENOUGH, ImageWants

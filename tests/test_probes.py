@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers import address, probes
+from autoscaler.drivers import probes
 from autoscaler.drivers.local.ports import HOST, REUSE_S, Ports, PortsTakenError, holds_one, listeners
 from autoscaler.drivers.probes import FAST_EVERY_S, LISTENS_EVERY_S, READY_EVERY_S, SLOW_EVERY_S, Pace, every_s, probe
 from gateway.upstream.pool import parse
@@ -74,7 +74,7 @@ async def test_an_engine_with_an_address_of_version_6_is_asked_by_it() -> None:
 @pytest.mark.parametrize("host", ["10.0.0.7", "fd00::7"])
 @pytest.mark.parametrize(("tls_name", "name"), [(None, None), ("", "HOST"), ("m.example", "m.example")])
 def test_an_engines_address_is_written_as_gateways_read_it(host: str, tls_name: str | None, name: str | None) -> None:
-    told = parse(address.of_engine(host, 80, tls_name))
+    told = parse(probes.of_engine(host, 80, tls_name))
     assert told[:3] == (host, 80, host if name == "HOST" else name)
 
 

@@ -14,7 +14,7 @@ from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
 from autoscaler.providers.provisioning_request.provider import HALF_S
 from autoscaler.spec.pod import GPU
-from autoscaler.state.leases import NO_MARKS, LeaseId, ReleaseOrder
+from autoscaler.state.capacity_orders import NO_MARKS, LeaseId, ReleaseOrder
 from tests.contracts.provider import ProviderContract, order, release
 from tests.kit.fakeprovisioner import Fault
 from tests.kit.queued import (

@@ -11,8 +11,8 @@ from autoscaler.capacity.lead_times import DUE_S, expected
 from autoscaler.contract import ModelName
 from autoscaler.planner.plan import plan
 from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease
+from autoscaler.state.capacity_orders import Learnt, LearntSeen, LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
 from autoscaler.state.events import Reported
-from autoscaler.state.leases import Learnt, LearntSeen, LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
 from autoscaler.state.world import World
 from tests.kit.offered import (
     A,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.spec import reach
+from autoscaler.spec import validation
 from autoscaler.spec.decode import WrongKeyError, dotted
 from autoscaler.spec.load import one
 from autoscaler.spec.model import Model
@@ -59,15 +59,15 @@ def volume(**source: object) -> dict[str, object]:
 )
 def test_what_reaches_into_the_pods_namespace_is_refused_by_path(path: str, spec: dict[str, object]) -> None:
     with pytest.raises(WrongKeyError, match="put the Model into namespace engines, or leave this out") as caught:
-        reach.check(model("team-a", **spec), "engines")
+        validation.check(model("team-a", **spec), "engines")
     assert dotted(caught.value.path) == path
-    reach.check(model("engines", **spec), "engines")
+    validation.check(model("engines", **spec), "engines")
 
 
 def test_what_takes_nothing_of_a_namespace_is_let_through() -> None:
     pod = {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "downwardAPI": {}}], "nodeSelector": {"a": "b"}}
     sources = {"POD": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, "PLAIN": "text"}
-    reach.check(model("team-a", pod=pod, env=sources), "engines")
+    validation.check(model("team-a", pod=pod, env=sources), "engines")
 
 
 def test_custom_resources_are_read_by_that_rule() -> None:

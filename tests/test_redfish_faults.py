@@ -12,7 +12,7 @@ from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.redfish.client import NoAnswerError
 from autoscaler.providers.redfish.provider import RedfishFabric
 from autoscaler.providers.redfish.system_writer import GIVEN_UP_S, NOTHING_S
-from autoscaler.state.leases import AcquireOrder, Listed
+from autoscaler.state.capacity_orders import AcquireOrder, Listed
 from tests.contracts.provider import order, release
 from tests.kit.fake_redfish import A100, SYSTEMS, FakeFabric
 from tests.kit.redfish_rig import TURN_S, FabricRig

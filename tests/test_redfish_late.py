@@ -10,7 +10,7 @@ import pytest
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.redfish.provider import LATE_S, RedfishFabric
 from autoscaler.providers.redfish.system_writer import NOTHING_S
-from autoscaler.state.leases import AcquireOrder
+from autoscaler.state.capacity_orders import AcquireOrder
 from tests.contracts.provider import order, release
 from tests.kit.fake_redfish import A100, SYSTEMS, FakeFabric
 from tests.kit.redfish_rig import TURN_S, FabricRig

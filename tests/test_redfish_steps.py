@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from autoscaler.capacity.attachable_nodes import Site
 from autoscaler.providers.redfish.planning import Claim, Fabric, Held, before, claim, links, listed, offers, uuids
 from autoscaler.providers.redfish.schema import Block, Gpu, Mark, System
-from autoscaler.state.leases import OFFERS_MAX, AcquireOrder, Offer
+from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Offer
 from tests.contracts.provider import OWNER, order
 from tests.kit.redfish_rig import terms
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.availability import SILENT_S, on_offer
 from autoscaler.server.metrics import Metrics
-from autoscaler.state.leases import LeaseRefused
+from autoscaler.state.capacity_orders import LeaseRefused
 from tests.kit.offered import acted, cloud, offer, surge, told
 from tests.kit.worlds import T0
 

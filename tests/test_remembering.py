@@ -13,7 +13,7 @@ from autoscaler.fold.fold import Observation
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.lead_time_store import BYTES_MAX, NAME, SAVE_S, Remembering, learnt_of, text_of
 from autoscaler.providers.reconciler import REST_S
-from autoscaler.state.leases import STARTS_MAX, Capacity, Kind, Learnt, LearntSeen
+from autoscaler.state.capacity_orders import STARTS_MAX, Capacity, Kind, Learnt, LearntSeen
 from autoscaler.state.world import World
 from tests.kit.objects import PlayedServer
 from tests.sim.virtual import run

@@ -11,7 +11,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.placement.eviction import cost_of, sum_of, willing
 from autoscaler.placement.index.victims import Roster
 from autoscaler.placement.model.types import Force, Outlook, Shelf, Want
-from autoscaler.state.lanes import Room
+from autoscaler.state.resources import Room
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, device
 from tests.test_packer import on, shelf, want

@@ -26,8 +26,8 @@ from autoscaler.spec.pod import API_VERSION, GPU
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import Seen, SlicesSeen
-from autoscaler.state.lanes import Isolation
 from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import PodRef, Replica, Slice, SliceId, World
 from tests.kit.localrig import launch
 from tests.kit.worlds import GI, T0, folded, gateway, level, model, replica, world

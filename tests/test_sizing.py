@@ -9,7 +9,7 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
-from autoscaler.queries.sizing import MIB, granted, has_grown, is_cut
+from autoscaler.queries.memory import MIB, granted, has_grown, is_cut
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.events import Seen
 from autoscaler.state.world import History, Replica, World

@@ -14,14 +14,12 @@ from msgspec.structs import replace
 from autoscaler.slicing import nvidia_sharing as sharing
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, Part, Slicer
-from autoscaler.slicing.device_plugin import Mps
+from autoscaler.slicing.device_plugin import Mps, TimeSlice, Whole
 from autoscaler.slicing.nvidia_sharing import GPU_SHARED
-from autoscaler.slicing.timeslice import TimeSlice
-from autoscaler.slicing.whole import Whole
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
-from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import NodeId, Slice
 from tests.kit import sliced
 from tests.kit.budget import examples

@@ -14,7 +14,7 @@ from autoscaler.slicing.base import NodeFacts, Object, Part
 from autoscaler.slicing.dra_claims import Dra, Got, decode, slice_of, whole_of
 from autoscaler.slicing.dra_resource_slices import Policy, pools
 from autoscaler.slicing.mig_geometry import Cut, MigError, layout
-from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.pools import DRIVER, H100, cut_name, gpu, many, partitionable, resource_slice

@@ -14,7 +14,7 @@ from autoscaler.slicing.hami import NVIDIA, SCHEDULER, Hami, Held, Words, cards,
 from autoscaler.slicing.vendors import HAMI
 from autoscaler.slicing.volcano import WORDS as VOLCANO
 from autoscaler.spec.load import load
-from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.sliced import GIB, NODE, card, hami_node

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autoscaler.slicing.base import NodeFacts, Part
 from autoscaler.slicing.mig import Mig, config_map, cut_of, parted
 from autoscaler.slicing.mig_geometry import GEOMETRIES, MigError, geometry_of
-from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.sliced import NODE, SINGLE, mig_node

@@ -12,7 +12,7 @@ from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, Part
 from autoscaler.slicing.kai import RESERVES, Kai
 from autoscaler.slicing.volcano import Volcano
-from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import NodeId, Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.sliced import EXAMPLES, GIB, KAI, NODE, VOLCANO

@@ -6,7 +6,7 @@ import pytest
 
 from autoscaler import engines
 from autoscaler.drivers.kubernetes.objects import pod
-from autoscaler.queries.sizing import given
+from autoscaler.queries.memory import given
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.spec.load import load

@@ -17,7 +17,7 @@ from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, Whole, maker
 from autoscaler.spec.load import load
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind
-from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.sliced import GIB, NODE, card, npu_node

@@ -10,8 +10,8 @@ from autoscaler.contract import ModelName
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.feasibility import misfits
 from autoscaler.spec.model import Gpu
+from autoscaler.state.capacity_orders import LeaseRefused, ProvidersSeen, ProviderTroubled
 from autoscaler.state.events import Reported
-from autoscaler.state.leases import LeaseRefused, ProvidersSeen, ProviderTroubled
 from autoscaler.state.world import World
 from tests.kit.offered import A, acted, cloud, offer, offered, orders, quiet, shown, surge, told, waits
 from tests.kit.worlds import GI, T0, gateway, level, model

@@ -21,8 +21,7 @@ from autoscaler.placement.model.tenant_isolation import domain_of, strange
 from autoscaler.placement.model.types import Force, Incumbent, Outlook, Packing, Shelf, Want
 from autoscaler.placement.packer import pack
 from autoscaler.slicing.nvidia_sharing import TIMESLICE
-from autoscaler.state.lanes import Room
-from autoscaler.state.resources import Host
+from autoscaler.state.resources import Host, Room
 from autoscaler.state.world import DeviceId, NodeId, Slice
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device

@@ -16,8 +16,7 @@ from autoscaler.fold.fold import fold
 from autoscaler.kubernetes.resources import status as statuses
 from autoscaler.kubernetes.resources.conditions import Case, Problem, Said, conditions
 from autoscaler.kubernetes.resources.installation import CUSTOMS
-from autoscaler.kubernetes.resources.status import NO_STATUS, Clocks, Status
-from autoscaler.kubernetes.resources.subjects import Subject, subjects
+from autoscaler.kubernetes.resources.status import NO_STATUS, Clocks, Status, Subject, subjects
 from autoscaler.kubernetes.resources.watcher import ModelObject
 from autoscaler.kubernetes.watching import Key
 from autoscaler.schema import status as crds

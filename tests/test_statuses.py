@@ -16,8 +16,8 @@ from autoscaler.controller.loop import Step
 from autoscaler.kubernetes.api import JSON, Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.resources import event_writer, status, status_writer
 from autoscaler.kubernetes.resources.event_writer import Events
+from autoscaler.kubernetes.resources.status import Subject
 from autoscaler.kubernetes.resources.status_writer import CHANGE_S, NEWS_S, PER_S, RETRY_S, Statuses
-from autoscaler.kubernetes.resources.subjects import Subject
 from autoscaler.kubernetes.resources.watcher import StatusSeen
 from autoscaler.provisioning.feasibility import Fitting
 from autoscaler.spec.model import Model

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.index.arrays import ROWS_MAX, Stock
+from autoscaler.placement.index.arrays import ROWS_MAX, Load, Node, Place, Stock, load_of
 from autoscaler.placement.index.request import CROWDS, ask_of
 from autoscaler.placement.index.residual_waste import (
     BINS,
@@ -23,9 +23,7 @@ from autoscaler.placement.index.residual_waste import (
     tables,
     untaught,
 )
-from autoscaler.placement.index.stocknodes import Load, Node, Place, load_of
-from autoscaler.state.lanes import Isolation, Kind, Lane, Room
-from autoscaler.state.resources import BYTES_MAX, CPU_MAX
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX, Isolation, Kind, Lane, Room
 from tests.kit.budget import examples
 
 GIB = 1 << 30

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.placement.index.stocknodes import LANES_MAX, PERCENT_MAX, Load, Node, checked, load_of
-from autoscaler.state.lanes import Kind, Lane, Room
-from autoscaler.state.resources import BYTES_MAX, CPU_MAX
+from autoscaler.placement.index.arrays import LANES_MAX, PERCENT_MAX, Load, Node, checked, load_of
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX, Kind, Lane, Room
 
 
 def lanes(*sizes: int) -> tuple[Lane, ...]:

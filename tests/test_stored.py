@@ -8,9 +8,8 @@ from autoscaler.contract import ModelName
 from autoscaler.explain.weights import weights
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.world import NodeId
-from autoscaler.weights.desired import lying, stored
+from autoscaler.weights.desired import lying, stored, wanted
 from autoscaler.weights.mounts import ClusterFacts
-from autoscaler.weights.wanted import wanted
 from tests.kit.worlds import device, world
 
 

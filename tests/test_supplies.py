@@ -16,8 +16,7 @@ from autoscaler.providers.runner import CLOSING, Told
 from autoscaler.spec.capacity import KINDS, ClusterAutoscaler, Cro, Karpenter, ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import Plan
-from autoscaler.state.device_claims import Awaited
-from autoscaler.state.leases import (
+from autoscaler.state.capacity_orders import (
     AcquireOrder,
     Capacity,
     Lease,
@@ -28,6 +27,7 @@ from autoscaler.state.leases import (
     ProvidersSeen,
     ReleaseOrder,
 )
+from autoscaler.state.device_claims import Awaited
 from autoscaler.state.world import World
 from pilotlight import supplies
 from pilotlight.supplies import Around, Kind, Mode, Supplies, apart, check

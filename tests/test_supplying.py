@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.runner import CALL_S_MAX, LIST_S, OFFERS_S, Supplying, Told
-from autoscaler.state.leases import (
+from autoscaler.state.capacity_orders import (
     AcquireOrder,
     LeaseId,
     LeaseRefused,

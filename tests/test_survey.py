@@ -25,12 +25,11 @@ from autoscaler.placement.model.types import Force, Outlook, Spread, Supplies, W
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.spec.settings import Price
-from autoscaler.state.lanes import Link
 from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.node_labels import Taint
 from autoscaler.state.operator_orders import Cordon, Place
 from autoscaler.state.placement_value import Lesson
-from autoscaler.state.resources import Beside, Host
-from autoscaler.state.taints import Taint
+from autoscaler.state.resources import Beside, Host, Link
 from autoscaler.state.world import Copy, DeviceId, History, Load, NodeId, Replica, Slice, SliceId, World
 from tests.kit.budget import examples
 from tests.kit.taught import cluster, exercise_of, lesson

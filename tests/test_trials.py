@@ -7,13 +7,13 @@ from typing import Any  # fields are passed on
 import pytest
 
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.trials import TRIALS_MAX
+from autoscaler.provisioning.offer_selection import TRIALS_MAX
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import Pod, Resources, Toleration
 from autoscaler.state.actions import AcquireLease
-from autoscaler.state.leases import Offer
+from autoscaler.state.capacity_orders import Offer
+from autoscaler.state.node_labels import Taint
 from autoscaler.state.resources import Host
-from autoscaler.state.taints import Taint
 from autoscaler.state.world import NodeId, World
 from tests.kit.offered import acted, cloud, offer, offered
 from tests.kit.worlds import T0, device, gateway, level, model, world

@@ -23,8 +23,8 @@ from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import StartReplica
-from autoscaler.state.lanes import Isolation, Room
 from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import Isolation, Room
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, drain, gateway, kinds, level, model, replica, world

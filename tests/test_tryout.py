@@ -13,17 +13,16 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.ordered_slices import GIVEN_BACK, shut, slices_of
 from autoscaler.contract import ModelName
-from autoscaler.placement import tryout
+from autoscaler.placement import simulate
 from autoscaler.placement.model.bins import want_of
 from autoscaler.placement.model.types import Force, Outlook, Packing, Want
 from autoscaler.placement.packer import pack
-from autoscaler.placement.simulate import Answers
-from autoscaler.placement.tryout import Ground, covered, devices_for, lacking, virtual
+from autoscaler.placement.simulate import Answers, Ground, covered, devices_for, lacking, virtual
 from autoscaler.spec.model import Gpu, Model
-from autoscaler.state.leases import Lease, LeaseId, Listed, Offer
+from autoscaler.state.capacity_orders import Lease, LeaseId, Listed, Offer
+from autoscaler.state.node_labels import Taint
 from autoscaler.state.operator_orders import Cordon, Place
 from autoscaler.state.resources import Host
-from autoscaler.state.taints import Taint
 from autoscaler.state.world import NodeId, SliceId, World
 from tests.kit.offered import A, cloud, offer
 from tests.kit.worlds import GI, T0, device, model, replica, world
@@ -162,7 +161,7 @@ def test_of_many_who_are_alike_no_more_are_tried_than_could_have_room_and_the_an
     at = ground(world([A], there), *(one.id for one in there if data.draw(st.booleans())))
     found = covered(at, wants, leases)
 
-    with patch.object(tryout, "_most", lambda *_: len(wants)):
+    with patch.object(simulate, "_most", lambda *_: len(wants)):
         assert covered(at, wants, leases) == found
 
 
@@ -175,7 +174,7 @@ def test_a_hundred_who_wait_for_a_hundred_that_come_cost_one_look_each() -> None
         looked.append(len(some))
         return pack(some, *given, **words)
 
-    with patch.object(tryout, "pack", counted):
+    with patch.object(simulate, "pack", counted):
         assert len(covered(ground(NOTHING), wants, leases)) == 100
         assert sum(looked) == 100
         looked.clear()

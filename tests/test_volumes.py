@@ -13,7 +13,7 @@ from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes import pod_writer, volumes
 from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.drivers.kubernetes.objects import pod as pods
-from autoscaler.drivers.kubernetes.objects.overlay import CollisionError, refuse_collisions
+from autoscaler.drivers.kubernetes.objects.pod_overrides import CollisionError, refuse_collisions
 from autoscaler.drivers.kubernetes.volumes import Mounted, MountError, NodeVolumes, mounted, of_node
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.slicing.base import PodFields

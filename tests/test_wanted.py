@@ -23,9 +23,9 @@ from autoscaler.state.events import DocumentsSeen, Tick
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import Copy, Load, NodeId, Replica, SliceId, World
+from autoscaler.weights.desired import AGENT_S_MAX, Coming, Failed, ahead, found, loaded, parts, standing, wanted
 from autoscaler.weights.inspection import Lookers
 from autoscaler.weights.mounts import ClusterFacts, Found
-from autoscaler.weights.wanted import AGENT_S_MAX, Coming, Failed, ahead, found, loaded, parts, standing, wanted
 from tests.kit.worlds import T0, device, replica, world
 
 ADA = "oci://r.example/ada:1"

@@ -16,8 +16,7 @@ from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.objects import pod
 from autoscaler.fold.fold import fold
 from autoscaler.kubernetes import watching
-from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.budget import BURST, WRITES_PER_S, Budget
+from autoscaler.kubernetes.api import BURST, WRITES_PER_S, Api, ApiError, Budget, Object, UnreachableError
 from autoscaler.kubernetes.watching import Change, Watched
 from autoscaler.state.world import Replica, World
 from tests.kit.apiserver import Event, Server

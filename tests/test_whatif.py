@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.fold.indices import rebuild
 from autoscaler.planner.what_if import Answer, Asked, ahead, what_if
-from autoscaler.provisioning.returning import WITHDRAW_S
+from autoscaler.provisioning.release import WITHDRAW_S
 from autoscaler.spec.load import Documents
 from autoscaler.spec.model import Gpu
 from autoscaler.spec.settings import Price, Settings

@@ -22,8 +22,8 @@ from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Price, Settings
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.node_labels import Shun
 from autoscaler.state.resources import Host
-from autoscaler.state.taints import Shun
 from autoscaler.state.world import Copy, NodeId, Replica, Slice, World
 from tests.kit.pools import DRIVER, cut_name, partitionable, partitionables
 from tests.kit.sliced import NODE

@@ -7,8 +7,7 @@ import pytest
 from autoscaler.placement.index.index import Yard
 from autoscaler.placement.model.types import Outlook, Shelf, Want
 from autoscaler.placement.packer import pack
-from autoscaler.state.lanes import Isolation, Room
-from autoscaler.state.resources import Host
+from autoscaler.state.resources import Host, Isolation, Room
 from autoscaler.state.world import NodeId
 from tests.kit.worlds import GI, T0, device
 from tests.test_packer import on, run, shelf, want

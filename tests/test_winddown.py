@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from autoscaler.controller.loop import Loop
-from autoscaler.planner.winddown import REASON, wind_down
+from autoscaler.planner.plan import REASON, wind_down
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Drain, World
 from tests.kit.fakedriver import FakeDriver, FakeMachine, Fate

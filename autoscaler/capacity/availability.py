@@ -11,7 +11,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from autoscaler.state.leases import Barred, Capacity, Lease, Offer, OfferId
+from autoscaler.state.capacity_orders import Barred, Capacity, Lease, Offer, OfferId
 from autoscaler.text import seconds
 
 SILENT_S = 180.0

@@ -2,7 +2,7 @@
 
 Owns both, for providers of which Settings say that agents take part (`redfish.agents`): of a Lease that is attached and
 that no Slice shows yet, the node is to take the Devices; of one that is given back, to let go of them. A Device is only
-detached once its agent says so. Decides nothing else: who is given back is `autoscaler.provisioning.returning`'.
+detached once its agent says so. Decides nothing else: who is given back is `autoscaler.provisioning.release`'.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from autoscaler.agent_contract import FabricWant
 from autoscaler.contract import FabricReport
 from autoscaler.queries.node_reports import fresh
 from autoscaler.spec.settings import Settings
-from autoscaler.state.leases import Lease
+from autoscaler.state.capacity_orders import Lease
 from autoscaler.state.operator_orders import Node
 from autoscaler.state.world import NodeId, World
 

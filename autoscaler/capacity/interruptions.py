@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.lead_times import NO_LEARNT, expected
 from autoscaler.fold.draft import Draft
-from autoscaler.state.leases import Lease
+from autoscaler.state.capacity_orders import Lease
+from autoscaler.state.node_labels import UNNEEDED
 from autoscaler.state.operator_orders import Cordon, Place
-from autoscaler.state.taints import UNNEEDED
 from autoscaler.state.world import World
 
 TAKEN: Mapping[str, tuple[str, bool]] = {

@@ -1,8 +1,8 @@
 """How long it takes until what is ordered can be used, and how likely it is there in time. Pure.
 
-Owns the arithmetic on what was learnt (`autoscaler.state.leases.Learnt`): quantiles in which `expectedSeconds` counts
-as so many deliveries that were not seen, the part of orders that come at all, and how long something idle is worth
-keeping. Times are taken to be log-normal: what takes long at times takes very long.
+Owns the arithmetic on what was learnt (`autoscaler.state.capacity_orders.Learnt`): quantiles in which `expectedSeconds`
+counts as so many deliveries that were not seen, the part of orders that come at all, and how long something idle is
+worth keeping. Times are taken to be log-normal: what takes long at times takes very long.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.state.leases import GAPS_MAX, STARTS_MAX, Learnt, Offer
+from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, Learnt, Offer
 
 PRIOR = 3
 """So many deliveries count as what is expected."""

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from autoscaler.contract import ModelName
+from autoscaler.state.capacity_orders import NO_MARKS, Lease, Listed, Marks
 from autoscaler.state.device_claims import is_claims
-from autoscaler.state.leases import NO_MARKS, Lease, Listed, Marks
 from autoscaler.state.world import Slice, SliceId, World
 
 _COUNTED = re.compile(r"gpu([0-9]{1,4})")

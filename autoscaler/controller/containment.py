@@ -22,6 +22,7 @@ from autoscaler.fold.fold import Observation, fold
 from autoscaler.fold.masking import supposing
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.actions import AcquireLease, Acted, Action, FailStart, StartReplica
+from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
 from autoscaler.state.events import (
     DocumentsSeen,
     FaultSeen,
@@ -37,7 +38,6 @@ from autoscaler.state.events import (
     StartSeen,
     Transition,
 )
-from autoscaler.state.leases import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.mig import CutRefused
 from autoscaler.state.operator_orders import ModelStopped, ModelWoken, NodeReported

@@ -31,8 +31,7 @@ from autoscaler.faults import Failure, attempt, described, succeeds
 from autoscaler.fold.faults import quarantined
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.fold.masking import masked, supposing
-from autoscaler.planner.plan import Planner
-from autoscaler.planner.winddown import wind_down
+from autoscaler.planner.plan import Planner, wind_down
 from autoscaler.providers.provider import Supplier
 from autoscaler.provisioning.provisioner import ORDERS_MAX
 from autoscaler.routing import slots
@@ -47,8 +46,8 @@ from autoscaler.state.actions import (
     StartReplica,
     StopReplica,
 )
+from autoscaler.state.capacity_orders import LeaseRefused
 from autoscaler.state.events import FaultSeen, FollowingSeen, Granted, LeadingSeen, StartSeen, Tick, Transition
-from autoscaler.state.leases import LeaseRefused
 from autoscaler.state.mig import CutRefused
 from autoscaler.state.world import World
 

@@ -1,6 +1,6 @@
 """Waits, for the driver of a cluster, until the agent of a node says that a Replica's weights are there. Async, no I/O.
 
-Owns who waits. What agents are told to bring, and what they say, is `autoscaler.weights.wanted`'s to read from the
+Owns who waits. What agents are told to bring, and what they say, is `autoscaler.weights.desired`'s to read from the
 World; it looks at each step.
 """
 
@@ -16,9 +16,8 @@ from autoscaler.controller.loop import Step
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Replica, World
 from autoscaler.weights import mounts
-from autoscaler.weights.desired import lying
+from autoscaler.weights.desired import Coming, Failed, found, lying, nowhere, parts, standing
 from autoscaler.weights.mounts import ClusterFacts
-from autoscaler.weights.wanted import Coming, Failed, found, nowhere, parts, standing
 
 HOW = "it is not known how pods can see them: the API server does not say its version and our rights"
 LOOK_S_MAX = 30.0

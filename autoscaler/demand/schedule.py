@@ -12,10 +12,10 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.capacity.lead_times import NO_LEARNT, expected
-from autoscaler.queries.sizing import spare_bytes
+from autoscaler.queries.memory import spare_bytes
 from autoscaler.spec import cron
 from autoscaler.spec.model import Model, ReplicaWindow
-from autoscaler.state.lanes import Kind
+from autoscaler.state.resources import Kind
 from autoscaler.state.world import World
 from autoscaler.text import seconds
 

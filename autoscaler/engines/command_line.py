@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from autoscaler.engines import xllamacpp_server
-from autoscaler.queries.sizing import AS_ASKED, Given
+from autoscaler.queries.memory import AS_ASKED, Given
 from autoscaler.spec.artifact import STORED
 from autoscaler.spec.engines import ENGINES, Adapters, Engine, EngineError, Program, fetches, fill
 from autoscaler.spec.model import Model

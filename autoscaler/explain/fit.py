@@ -13,7 +13,7 @@ from autoscaler.placement.model.bins import empty_shelves, hosts, shelves, want_
 from autoscaler.placement.model.predicates import need, neighbours, teams_of, why_not
 from autoscaler.placement.model.topology import loose
 from autoscaler.placement.model.types import Force, Shelf, Want
-from autoscaler.queries import memory, sizing
+from autoscaler.queries import memory
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Fact, SliceId, Used, World
 from autoscaler.text import counted, size
@@ -148,7 +148,7 @@ def _measured(model: Model, used: Used | None) -> list[str]:
     """What was seen of its use."""
     if used is None:
         return []
-    if sizing.is_least(model):
+    if memory.is_least(model):
         return [f"It was seen to use {size(used.bytes - model.estimated_bytes)} beside what it was told to take."]
     until = "after it had served for a while" if used.served else "so far; it has not served for long"
     return [f"The most that a Replica was seen to use of a Device is {size(used.bytes)}, {until}."]
@@ -156,7 +156,7 @@ def _measured(model: Model, used: Used | None) -> list[str]:
 
 def _manner(model: Model, needs: Needs) -> list[str]:
     """What the engine makes of it."""
-    if needs.share and sizing.is_least(model):
+    if needs.share and memory.is_least(model):
         alone = f"of a Slice of its own it takes {needs.share:.0%}"
         return [f"{model.spec.engine} is told to take that where others share its Device; {alone}."]
     if needs.share:
@@ -169,7 +169,7 @@ def _manner(model: Model, needs: Needs) -> list[str]:
 
 def _elastic(model: Model, want: Want) -> list[str]:
     """With how much less it makes do."""
-    rigid = sizing.why_rigid(model)
+    rigid = memory.why_rigid(model)
     if rigid:
         return [f"It is granted all of that and never less (gpu.elastic): {rigid}."]
     if not want.spare_bytes:
@@ -179,7 +179,7 @@ def _elastic(model: Model, want: Want) -> list[str]:
 
 def _growth(model: Model, want: Want) -> list[str]:
     """Of how much more it makes use."""
-    why = sizing.why_no_growth(model)
+    why = memory.why_no_growth(model)
     if why:
         return [f"It is never granted more than that (gpu.growth): {why}."]
     if not want.growth.most_bytes:
@@ -191,7 +191,7 @@ def _growth(model: Model, want: Want) -> list[str]:
 def _granted(world: World, model: Model) -> list[str]:
     """Who has less or more than it asks for."""
     replicas = (world.replicas[id] for id in world.by_model.get(model.name, ()))
-    others = ((one.id, sizing.granted(model, one)) for one in replicas)
+    others = ((one.id, memory.granted(model, one)) for one in replicas)
     return [f"{id} was {words}." for id, words in others if words]
 
 
@@ -200,7 +200,7 @@ def _larger(model: Model) -> str:
     if model.cache is None:
         return "its engine is told how much to take"
     if model.spec.context_tokens is not None:
-        most = sizing.slots(model, model.memory_bytes + sizing.growth(model).most_bytes)
+        most = memory.slots(model, model.memory_bytes + memory.growth(model).most_bytes)
         return f"its engine is given more slots, {most} at most"
     return "its slots share more context"
 
@@ -210,7 +210,7 @@ def _less(model: Model) -> str:
     if model.cache is None:
         return "its engine is told how much to take"
     if model.spec.context_tokens is not None:
-        least = sizing.slots(model, model.memory_bytes - sizing.spare_bytes(model))
+        least = memory.slots(model, model.memory_bytes - memory.spare_bytes(model))
         return f"its engine is given fewer slots, {least} at least"
     return "its slots share less context"
 
@@ -239,10 +239,10 @@ def _place(model: Model, want: Want, needs: Needs, empty: Shelf, words: str, *, 
     fits = not apart and need(want, empty) is not None and want.kind.rank(slice_.product) is not None
     calls = None
     if fits and needs.share and needs.parts:
-        told = sizing.is_least(model) and slice_.shared and not slice_.device_bytes
+        told = memory.is_least(model) and slice_.shared and not slice_.device_bytes
         given = want.memory_bytes if told else int(slice_.memory_bytes * needs.share)
         spent = sum(part.bytes for part in needs.parts if part.name not in {"cache", "reserve"})
-        each = want.devices if sizing.is_least(model) else 1  # its parts are those of one Device
+        each = want.devices if memory.is_least(model) else 1  # its parts are those of one Device
         given, rest = given * want.devices, given * want.devices - spent * each
         calls = max(0, rest) // max(1, needs.token_bytes * needs.context_tokens)
         fits = calls > 0

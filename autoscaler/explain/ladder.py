@@ -14,14 +14,14 @@ from autoscaler.explain.eviction import Evicted, Eviction, eviction
 from autoscaler.placement.learning.expected_demand import outlook
 from autoscaler.placement.model.bins import want_of
 from autoscaler.placement.model.types import Force
-from autoscaler.placement.tryout import Ground
+from autoscaler.placement.simulate import Ground
 from autoscaler.provisioning.offer_filter import deadline
 from autoscaler.provisioning.offer_selection import Rung, choose, rung
 from autoscaler.provisioning.provisioner import judged
 from autoscaler.queries.stranded_pods import avoided
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import Plan
-from autoscaler.state.leases import Lease, Offer
+from autoscaler.state.capacity_orders import Lease, Offer
 from autoscaler.state.world import Fact, World
 from autoscaler.text import seconds
 

@@ -25,7 +25,7 @@ from autoscaler.placement.model.predicates import neighbours, teams_of, why_not
 from autoscaler.placement.model.types import Force
 from autoscaler.planner.reconcile import absent, force_of, start_after_s
 from autoscaler.provisioning.feasibility import Fitting
-from autoscaler.queries import sizing
+from autoscaler.queries import memory
 from autoscaler.queries.cordons import closed
 from autoscaler.queries.gateways import known, silent, verdict
 from autoscaler.queries.overcommit import misplaced
@@ -262,7 +262,7 @@ def _replica(world: World, replica: Replica, now_s: float) -> str:
     where = ", ".join(replica.slices) or "no device"
     where += "".join(f" ({why})" for why in [*_closed(world, replica)[:1], *filter(None, [misplaced(replica)])])
     model = world.models.get(replica.model)
-    cut = "" if model is None else sizing.granted(model, replica)
+    cut = "" if model is None else memory.granted(model, replica)
     where += f", {cut}" if cut else ""
     head = f"{replica.id} is {replica.state} since {seconds(now_s - replica.since_s)} on {where}"
     drain = replica.drain

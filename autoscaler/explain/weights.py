@@ -11,7 +11,7 @@ from functools import lru_cache
 from autoscaler.spec.artifact import is_stored, named
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Copy, World
-from autoscaler.weights import mounts, wanted
+from autoscaler.weights import desired, mounts
 from autoscaler.weights.desired import lying, stored
 
 NODES_TOLD = 4
@@ -25,7 +25,7 @@ def weights(world: World, model: Model) -> list[str]:
     artifact, facts = lying(model), world.mounting
     if artifact is None or facts is None or model.adopted is not None or not mounts.is_mounted(artifact):
         return found
-    seen = wanted.found(world, model)
+    seen = desired.found(world, model)
     choice = mounts.choose(artifact, world.settings, facts, found=seen)
     yet = ", if they are one, which nobody has seen yet" if choice.way == "image" and seen is None else ""
     return [*found, f"Its weights {choice.reason}{yet}."]

@@ -29,8 +29,7 @@ from autoscaler.capacity.machine_groups import as_found, grown, looked, shown
 from autoscaler.capacity.ordered_slices import is_of
 from autoscaler.fold.draft import Draft
 from autoscaler.state.actions import AcquireLease, ReleaseLease
-from autoscaler.state.device_claims import AwaitedSeen, is_claims
-from autoscaler.state.leases import (
+from autoscaler.state.capacity_orders import (
     Barred,
     Capacity,
     GroupsSeen,
@@ -48,6 +47,7 @@ from autoscaler.state.leases import (
     ProvidersSeen,
     ProviderTroubled,
 )
+from autoscaler.state.device_claims import AwaitedSeen, is_claims
 from autoscaler.state.world import NodeId, Slice
 
 BARRED_S = (60.0, 960.0)

@@ -17,13 +17,22 @@ from msgspec.structs import replace
 from autoscaler.capacity import interruptions
 from autoscaler.demand import history as histories
 from autoscaler.demand.desired_replicas import NO_HISTORY
-from autoscaler.fold import capacity, faults, fold_orders, gateway_reports, mig, operator_orders, replicas
+from autoscaler.fold import capacity, faults, gateway_reports, mig, operator_orders, replicas
 from autoscaler.fold.draft import Draft
 from autoscaler.queries.memory import corrected
 from autoscaler.rearrange import paid_capacity
 from autoscaler.spec.model import Model
 from autoscaler.state import images
 from autoscaler.state.actions import AcquireLease, Acted, CutNode, ReleaseLease
+from autoscaler.state.capacity_orders import (
+    GroupsSeen,
+    LearntSeen,
+    LeaseRefused,
+    LeasesSeen,
+    OffersSeen,
+    ProvidersSeen,
+    ProviderTroubled,
+)
 from autoscaler.state.device_claims import AwaitedSeen
 from autoscaler.state.events import (
     ClockSeen,
@@ -47,15 +56,6 @@ from autoscaler.state.events import (
     Synced,
     Tick,
     Transition,
-)
-from autoscaler.state.leases import (
-    GroupsSeen,
-    LearntSeen,
-    LeaseRefused,
-    LeasesSeen,
-    OffersSeen,
-    ProvidersSeen,
-    ProviderTroubled,
 )
 from autoscaler.state.mig import CutRefused, CuttableSeen
 from autoscaler.state.operator_orders import CordonsSeen, ModelStopped, ModelWoken, NodeReported
@@ -140,7 +140,7 @@ def _one(draft: Draft, observation: Observation) -> None:
         case HostsSeen():
             _hosts(draft, observation)
         case ImagesSeen():
-            fold_orders.put_images(draft, images.seen(draft.world.images, observation.images))
+            operator_orders.put_images(draft, images.seen(draft.world.images, observation.images))
         case CopiesSeen() | DisruptionsSeen() | MountsSeen() | ClockSeen():
             _whole(draft, observation)
         case StartSeen():
@@ -156,7 +156,7 @@ def _one(draft: Draft, observation: Observation) -> None:
         case LessonLearnt():
             _lesson(draft, observation.lesson)
         case CordonsSeen() | ModelWoken() | ModelStopped() | NodeReported():
-            fold_orders.folded(draft, observation)
+            operator_orders.folded(draft, observation)
         case CuttableSeen() | CutRefused():
             mig.folded(draft, observation)
         case (
@@ -224,7 +224,7 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
             draft.put_history(name, histories.of_this(history, model))
     for name in before.models.keys() - models.keys():
         draft.attained.drop(name)
-    fold_orders.documented(draft)
+    operator_orders.documented(draft)
     faults.documented(draft, before)
 
 
@@ -293,8 +293,8 @@ def _pass_time(draft: Draft, batch: Sequence[Observation]) -> None:
     """Reports expire, and the demand that is there now is remembered."""
     gateway_reports.expire(draft)
     faults.pass_time(draft)
-    fold_orders.carried_out(draft)
-    fold_orders.forget(draft)
+    operator_orders.carried_out(draft)
+    operator_orders.forget(draft)
     capacity.look(draft)
     interruptions.look(draft)
     if any(not isinstance(one, Acted) for one in batch):  # after our own Actions who is where is as it was

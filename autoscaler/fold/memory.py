@@ -10,7 +10,7 @@ from autoscaler.contract import NodeReport, ReplicaId
 from autoscaler.demand.desired_replicas import used
 from autoscaler.fold.draft import Draft
 from autoscaler.queries import memory
-from autoscaler.queries.sizing import has_grown, is_cut, is_least
+from autoscaler.queries.memory import has_grown, is_cut, is_least
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Replica
 

@@ -1,6 +1,11 @@
 """A mapping of another program -> a typed value: wrong types are named by key path, unknown keys are told. Pure.
 
 Owns that reading. Another program's keys grow without us, so that one we do not know is no error but a note.
+
+A command line as a list of words from which flags are taken out by name. Pure.
+
+Owns the two forms of a flag, `--flag value` and `--flag=value`. Of a flag that comes twice the last one holds, as in
+every program whose flags are read here.
 """
 
 from __future__ import annotations
@@ -11,9 +16,8 @@ from typing import TypeVar
 import msgspec
 
 from autoscaler.importers.result import Document
-from autoscaler.spec.decode import Path, WrongKeyError, decode, dotted
+from autoscaler.spec.decode import Part, Path, WrongKeyError, decode, dotted
 from autoscaler.spec.load import DocumentError
-from autoscaler.spec.part import Part
 from autoscaler.spec.yaml import YamlError, read
 
 P = TypeVar("P", bound=Part)
@@ -82,3 +86,35 @@ def _label(value: object, number: int) -> str:
     name = metadata.get("name") if isinstance(metadata, dict) else None
     kind = value.get("kind") if isinstance(value, dict) else None
     return f"{kind} {name}" if isinstance(kind, str) and isinstance(name, str) else f"document {number}" * bool(number)
+
+
+class Words:
+    """What is left of a command line."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.left = list(words)
+
+    def take(self, *flags: str, when: Callable[[str], bool] = lambda _: True) -> str | None:
+        """The value of a flag under any of its names, which is then gone; one that is not as `when` wants stays."""
+        found: str | None = None
+        position = 0
+        while position < len(self.left):
+            flag, equals, value = self.left[position].partition("=")
+            if flag.replace("_", "-") in flags and not equals:
+                value = self.left[position + 1] if position + 1 < len(self.left) else ""
+            if flag.replace("_", "-") in flags and value and when(value):
+                found = value
+                del self.left[position : position + (1 if equals else 2)]
+            else:
+                position += 1
+        return found
+
+    def take_switch(self, *flags: str) -> bool:
+        """Whether a flag without a value is there; it is gone then."""
+        there = [word for word in self.left if word.replace("_", "-") in flags]
+        self.left = [word for word in self.left if word not in there]
+        return bool(there)
+
+    def has(self, *flags: str) -> bool:
+        """Whether a flag is there."""
+        return any(word.partition("=")[0].replace("_", "-") in flags for word in self.left)

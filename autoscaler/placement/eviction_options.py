@@ -14,8 +14,19 @@ from typing import Final
 import numpy as np
 
 from autoscaler.contract import ModelName
-from autoscaler.placement.eviction import COMING, COSTS, EVICT, LOCKED, TIES_MAX, Key, Option, Search, option, willing
-from autoscaler.placement.hosting import hosted
+from autoscaler.placement.eviction import (
+    COMING,
+    COSTS,
+    EVICT,
+    LOCKED,
+    TIES_MAX,
+    Key,
+    Option,
+    Search,
+    hosted,
+    option,
+    willing,
+)
 from autoscaler.placement.index.arrays import Flags
 from autoscaler.placement.index.elastic import Budget
 from autoscaler.placement.index.request import LACKS, NEVER
@@ -25,7 +36,7 @@ from autoscaler.placement.model.tenant_isolation import domain_of
 from autoscaler.placement.model.topology import Team, team
 from autoscaler.placement.model.types import Choice, Force, Incumbent, Outlook, Shelf, Want
 from autoscaler.placement.overlay import Supposed
-from autoscaler.state.lanes import Kind
+from autoscaler.state.resources import Kind
 from autoscaler.state.world import SliceId
 
 LOOKED_AT: Final = 2 * TIES_MAX

@@ -23,9 +23,8 @@ from autoscaler.placement.model.types import Shelf, Want
 from autoscaler.queries.mig_status import Stage, Standing, shown, standing
 from autoscaler.slicing.mig import cut_of
 from autoscaler.slicing.mig_geometry import Geometry, Profile, geometry_of
-from autoscaler.state.lanes import Kind, Room
 from autoscaler.state.mig import Cuttable
-from autoscaler.state.resources import NOTHING, Beside, Host
+from autoscaler.state.resources import NOTHING, Beside, Host, Kind, Room
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 
 

@@ -20,7 +20,7 @@ from autoscaler.placement.model.predicates import evictable
 from autoscaler.placement.model.tenant_isolation import Domain, Trust, strange
 from autoscaler.placement.model.topology import Team, team
 from autoscaler.placement.model.types import Incumbent, Want
-from autoscaler.state.lanes import Room
+from autoscaler.state.resources import Room
 from autoscaler.state.world import DeviceId, NodeId
 
 STEPS_MAX: Final = 2000

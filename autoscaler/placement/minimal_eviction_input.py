@@ -16,7 +16,7 @@ from autoscaler.placement.model.predicates import need
 from autoscaler.placement.model.tenant_isolation import Trust, domain_of, strange
 from autoscaler.placement.model.topology import join
 from autoscaler.placement.model.types import Incumbent, Want
-from autoscaler.state.lanes import Link, Room
+from autoscaler.state.resources import Link, Room
 from autoscaler.state.world import NodeId, SliceId
 
 MOVERS_MAX: Final = 24

@@ -28,10 +28,9 @@ from functools import cached_property, reduce
 from math import isnan
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.eviction import COMING, EVICT, LOCKED, Key, Option, cost_of
+from autoscaler.placement.eviction import COMING, EVICT, LOCKED, Key, Option, amounts, cost_of
 from autoscaler.placement.eviction_options import Ways
 from autoscaler.placement.growth import checked, grow
-from autoscaler.placement.hosting import amounts
 from autoscaler.placement.index.elastic import MEAN, Budget, settle
 from autoscaler.placement.index.index import Yard
 from autoscaler.placement.minimal_eviction import fewer
@@ -39,8 +38,7 @@ from autoscaler.placement.minimal_eviction_input import Going, Held, Put
 from autoscaler.placement.model.predicates import need, team_reason, unmet_reason
 from autoscaler.placement.model.types import Incumbent, Missing, Outlook, Packing, Placement, Shelf, Victim, Want
 from autoscaler.placement.overlay import Supposed
-from autoscaler.state.lanes import NO_ROOM
-from autoscaler.state.resources import NOTHING, Beside
+from autoscaler.state.resources import NO_ROOM, NOTHING, Beside
 from autoscaler.state.world import Copy, NodeId, SliceId
 
 

@@ -4,19 +4,32 @@ Owns what makes two alike: the same Wants in the same order, on the same Devices
 a node is called, and for which Models it is asked, changes no answer; nor does what is only preferred among nodes
 (Copies, images, apart or near), for there is but one. Where more is known of a node than that it is there, its
 questions are its own.
+
+Offers tried as Slices that are not there yet, by the packer itself. Pure; what it is given stays as it is.
+
+Owns the Slices that an Offer or a Lease stands for until its own are seen, and the two questions: who of those that
+lack room has some on what is on its way, and how many Devices of an Offer, one more at a time, would do for one of
+them. What the Plan has given to somebody by now is not there to be had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import Final, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
+from operator import attrgetter, itemgetter
+from typing import Final, NamedTuple, TypeAlias
 
-from autoscaler.contract import ModelName
+from msgspec.structs import replace
+
+from autoscaler.capacity.ordered_slices import slices_of
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.placement.cache import Survey
 from autoscaler.placement.model.topology import CLIQUE
-from autoscaler.placement.model.types import Force, Want
-from autoscaler.placement.packer import order
-from autoscaler.state.world import NodeId, Slice, SliceId, World
+from autoscaler.placement.model.types import Force, Outlook, Want
+from autoscaler.placement.packer import order, pack
+from autoscaler.state.capacity_orders import Lease, LeaseId, Offer
+from autoscaler.state.node_labels import Coming
+from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 
 Got: TypeAlias = list[tuple[Want, tuple[SliceId, ...]]]
 """Who has room, and where."""
@@ -72,3 +85,167 @@ def _there(wants: Sequence[Want], added: Sequence[Slice]) -> tuple[object, ...]:
         (devices[one.device], _same(one), bool(one.labels.get(CLIQUE)), tuple(one.labels.get(key) for key in asked))
         for one in added
     )
+
+
+TRIAL = "offered"
+"""The name of what an Offer stands for, while it is tried."""
+
+
+class Ground(NamedTuple):
+    """What is known when it is tried. `taken`: Slices that the Plan has given to somebody by now; `answers`: to what
+    was asked of this World by now, for questions that are alike.
+    """
+
+    world: World
+    outlook: Outlook
+    now_s: float
+    going: frozenset[ReplicaId] = frozenset()
+    taken: frozenset[SliceId] = frozenset()
+    answers: Answers | None = None
+
+
+def virtual(world: World, offer: Offer, devices: Iterable[int], name: str) -> tuple[Slice, ...]:
+    """What so many Devices of an Offer are, by their numbers. On a node that is there they have its labels, and what
+    comes with its first Devices.
+    """
+    node = NodeId(offer.node or name)
+    known = next((one for one in world.slices.values() if offer.node and one.node == node), None)
+    labels, taints = (offer.labels, offer.taints) if known is None else (known.labels, known.taints)
+    told = known.labels_known if known is not None else not offer.node or bool(offer.labels)
+    coming = Coming.NODE if not offer.node else Coming.DEVICES if known is None else Coming.NOTHING
+    return tuple(
+        Slice(
+            id=SliceId(f"{name}/{number}/{part}"),
+            device=DeviceId(f"{name}/{number}"),
+            node=node,
+            memory_bytes=offer.memory_bytes // offer.parts,
+            device_bytes=offer.memory_bytes if offer.parts > 1 else offer.device_bytes,
+            shared=offer.shared,
+            product=offer.product,
+            labels=labels,
+            labels_known=told,
+            labels_coming=coming,
+            taints=taints,
+        )
+        for number in devices
+        for part in range(offer.parts)
+    )
+
+
+def to_come(world: World) -> tuple[Slice, ...]:
+    """All that could be added now, that is on its way, or that goes: it is on offer again then."""
+    capacity = world.capacity
+    found = [
+        one
+        for provider in sorted(capacity.offers)
+        for offer in capacity.offers[provider]
+        for one in virtual(world, offer, range(offer.devices_max), f"{TRIAL} {provider} {offer.name}")
+    ]
+    coming = (lease for _, lease in sorted(capacity.leases.items()) if lease.here_s is None or lease.leaving)
+    return (*found, *(one for lease in coming for one in _awaited(world, lease)))
+
+
+def lacking(world: World, lease: Lease) -> range:
+    """The numbers of those Devices of a Lease that are not there yet."""
+    return range(len({one.device for one in slices_of(world, lease)}), lease.devices)
+
+
+def covered(ground: Ground, wants: Sequence[Want], leases: Sequence[Lease]) -> dict[Want, LeaseId]:
+    """Who of those that lack room has some on a Lease that is on its way, each Want once: on each by itself, in their
+    order; who has room on none of them, on those together that nobody has.
+    """
+    found: dict[Want, LeaseId] = {}
+    had: set[LeaseId] = set()
+    left = _Left(wants)
+    for some in (*([one] for one in leases), leases if len(leases) > 1 else ()):
+        offered = {lease.id: _awaited(ground.world, lease) for lease in some if lease.id not in had} if left else {}
+        where = {one.id: lease for lease, there in offered.items() for one in there}
+        got = _packed(ground, left, [one for there in offered.values() for one in there]) if where else ()
+        for want, ids in got:
+            leased = [where[slice_] for slice_ in ids if slice_ in where]
+            if leased:
+                found[want] = leased[0]
+                had.add(leased[0])
+                left.drop(want)
+    return found
+
+
+def fewest(want: Want, offer: Offer) -> int:
+    """So many Devices of the Offer it takes at least."""
+    return max(1, offer.devices_min if offer.node else max(offer.devices_min, want.devices))
+
+
+def devices_for(ground: Ground, want: Want, offer: Offer) -> int | None:
+    """The fewest Devices of the Offer with which the Want has room; None: with no number of them."""
+    for many in range(fewest(want, offer), offer.devices_max + 1):
+        added = virtual(ground.world, offer, range(many), TRIAL)
+        got = _packed(ground, _Left([want]), added)
+        new = {one.id for one in added}
+        if any(not new.isdisjoint(ids) for _, ids in got):
+            return many
+    return None
+
+
+def _awaited(world: World, lease: Lease) -> tuple[Slice, ...]:
+    node = lease.offer.node or ("" if lease.listed is None else lease.listed.node)
+    offer = replace(lease.offer, node=node) if any(one.node == node for one in world.slices.values()) else lease.offer
+    return virtual(world, offer, lacking(world, lease), lease.id.name)
+
+
+def _packed(ground: Ground, wants: _Left, added: Sequence[Slice]) -> Got:
+    """Who has room, and where, on those Slices and what else their nodes have."""
+    world, nodes = ground.world, {one.node for one in added}
+    there = [one for one in world.slices.values() if one.node in nodes and one.id not in ground.taken]
+    few = wants.few((*there, *added))
+    if ground.answers is None or there:
+        return _asked(ground, few, (*there, *added))
+    return ground.answers.of(world, few, added, lambda: _asked(ground, few, added))
+
+
+def _asked(ground: Ground, wants: Sequence[Want], there: Sequence[Slice]) -> Got:
+    """Of the packer, for all Slices of some nodes."""
+    world, slices = ground.world, {one.id: one for one in there}
+    nodes = {one.node for one in there}
+    trial = replace(world, slices=slices, hosts={node: host for node, host in world.hosts.items() if node in nodes})
+    yard = Survey().yard(trial, ground.now_s, ground.going)
+    meek = {want._replace(force=Force.NONE): want for want in wants}
+    packing = pack([*meek], yard, world.copies, ground.outlook, ground.now_s, told=False)
+    found = [(meek[placed.want], placed.slices) for placed in packing.placements]
+    return [*found, *((meek[one.want], one.slices) for one in packing.unmet if one.promised)]
+
+
+class _Left:
+    """Who lacks room, in their order."""
+
+    def __init__(self, wants: Sequence[Want]) -> None:
+        self._alike: dict[tuple[object, ...], dict[Want, int]] = {}
+        """By all that decides where one fits: their numbers."""
+        self._groups: dict[Want, dict[Want, int]] = {}
+        for number, want in enumerate(wants):
+            group = self._alike.setdefault((want.kind, want.choice, want.trust), {})
+            group[want] = number
+            self._groups[want] = group
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def drop(self, want: Want) -> None:
+        """It has some."""
+        del self._groups.pop(want)[want]
+
+    def few(self, slices: Collection[Slice]) -> list[Want]:
+        """Of those that are alike no more than there could ever be room for: to tell each of the others why it has none
+        takes longer than all else.
+        """
+        found: list[tuple[int, Want]] = []
+        for group in filter(None, self._alike.values()):
+            most = sum(_most(next(iter(group)), one) for one in slices)
+            found += ((number, want) for want, number in islice(group.items(), most))
+        return [want for _, want in sorted(found, key=itemgetter(0))]
+
+
+def _most(want: Want, slice_: Slice) -> int:
+    memory_bytes = want.memory_bytes - want.spare_bytes
+    if want.devices != 1 or not memory_bytes or not slice_.shared:
+        return 1
+    return slice_.memory_bytes // memory_bytes

@@ -22,8 +22,7 @@ from autoscaler.slicing.base import Part
 from autoscaler.slicing.dra_claims import profile_for, whole_of
 from autoscaler.slicing.mig_geometry import geometry_of
 from autoscaler.slicing.mig_placement import Fleet, Found
-from autoscaler.state.lanes import NO_ROOM, Room
-from autoscaler.state.resources import Host
+from autoscaler.state.resources import NO_ROOM, Host, Room
 from autoscaler.state.world import Copy, DeviceId, NodeId, Slice, World
 
 REST_S = 5.0

@@ -6,9 +6,14 @@ and what fits starts, in this order; a GPU that is in parts empties for who need
 (`autoscaler.rearrange.vacate_gpu`); who is kept off its node drains where another has room, and where room is free only
 in pieces one Replica at a time moves (`autoscaler.rearrange.defragmentation`); an idle node is cut anew for what fits
 no cut that there is (`autoscaler.rearrange.mig_repartition`); and capacity is ordered for whom there is no room, and
-given back (`autoscaler.provisioning.provisioner`, `autoscaler.provisioning.returning`). Folding its Actions and
+given back (`autoscaler.provisioning.provisioner`, `autoscaler.provisioning.release`). Folding its Actions and
 planning again at the same time adds nothing of the same kind. One Replica at a time starts on a Device. `next_s` says
 when time alone changes the answer, so that the loop can sleep. It performs nothing.
+
+The Plan of an autoscaler that ends: every Replica is drained and stopped, nothing is started.
+
+Pure. For one machine, where the gateways have drained and ended before the autoscaler does, so that no drain needs an
+acknowledgement. A cluster's autoscaler just ends: another one leads.
 """
 
 from __future__ import annotations
@@ -28,24 +33,22 @@ from autoscaler.demand.history import limit_s
 from autoscaler.placement.cache import Survey
 from autoscaler.placement.index.index import Yard
 from autoscaler.placement.model.bins import ENDING, locks, stuck_s
-from autoscaler.placement.model.spread import apart
+from autoscaler.placement.model.topology import apart
 from autoscaler.placement.model.types import Missing, Outlook, Packing, Placement, Want
-from autoscaler.placement.tryout import Ground as Trial
+from autoscaler.placement.simulate import Ground as Trial
 from autoscaler.placement.whole_gpus import waits
-from autoscaler.planner.reconcile import NOTHING, Case, Compared, absent, compare, retire
-from autoscaler.planner.resting import Resting
+from autoscaler.planner.reconcile import NOTHING, Case, Compared, Resting, absent, compare, retire
 from autoscaler.provisioning import provisioner
 from autoscaler.queries.cordons import STOPPED
 from autoscaler.queries.gateways import in_use, next_change_s, verdict
+from autoscaler.queries.memory import slots
 from autoscaler.queries.node_reports import ILL, lost
 from autoscaler.queries.overcommit import leaving
-from autoscaler.queries.sizing import slots
 from autoscaler.rearrange import vacate_gpu
 from autoscaler.rearrange.consolidation import homeward
 from autoscaler.rearrange.defragmentation import defragment
 from autoscaler.rearrange.mig_repartition import cut
-from autoscaler.rearrange.migration import elsewhere, gives_up
-from autoscaler.rearrange.moves import Ground
+from autoscaler.rearrange.migration import Ground, elsewhere, gives_up
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import (
     AcquireLease,
@@ -61,7 +64,7 @@ from autoscaler.state.actions import (
     StopReplica,
     Unmet,
 )
-from autoscaler.state.lifecycle import STOP_GRACE_S
+from autoscaler.state.lifecycle import STOP_GRACE_S, ReplicaState
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Move, Replica, World
 from autoscaler.text import seconds
@@ -404,3 +407,19 @@ def intent_of(installation: str, epoch: int, version: int, model: ModelName, ord
     decision = f"{epoch}/{version}/{model}/{ordinal}"
     key = f"{installation}/{decision}" if installation else decision
     return hashlib.sha256(key.encode()).hexdigest()[:10]
+
+
+REASON = "pilotlight is stopping"
+_RUNS = {ReplicaState.STARTING, ReplicaState.READY, ReplicaState.UNREADY}
+_STOPS = {ReplicaState.DRAINING, ReplicaState.PENDING, ReplicaState.FAILED}
+
+
+def wind_down(world: World, grace_s: float) -> Plan:
+    """The next actions towards nothing; none when all stops are out. `grace_s` is what engines get after SIGTERM."""
+    actions: list[Action] = []
+    for replica in world.replicas.values():
+        if replica.state in _RUNS:
+            actions.append(DrainReplica(replica=replica.id, reason=REASON))
+        elif replica.state in _STOPS:
+            actions.append(StopReplica(replica=replica.id, grace_s=grace_s, reason=REASON))
+    return Plan(actions=tuple(actions))

@@ -18,7 +18,7 @@ import msgspec
 from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Server
 from autoscaler.providers.reconciler import Upkeep
 from autoscaler.providers.runner import Observe
-from autoscaler.state.leases import GAPS_MAX, STARTS_MAX, Kind, Learnt, LearntSeen
+from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, Kind, Learnt, LearntSeen
 from autoscaler.state.world import World
 
 NAME: Final = "pilotlight-learnt"

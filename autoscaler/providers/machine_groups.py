@@ -19,7 +19,7 @@ from autoscaler.providers.new_nodes import COUNT, Terms, offer, shape
 from autoscaler.providers.reconciler import Upkeep
 from autoscaler.spec.pod import GPU, OURS
 from autoscaler.spec.settings import Settings, kind_of
-from autoscaler.state.leases import Group, GroupsSeen, Offer
+from autoscaler.state.capacity_orders import Group, GroupsSeen, Offer
 from autoscaler.state.world import World
 
 CAPI, OPENSHIFT = "cluster.x-k8s.io", "machine.openshift.io"

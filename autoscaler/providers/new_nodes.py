@@ -19,9 +19,8 @@ from autoscaler.queries.pod_requests import requests_for
 from autoscaler.spec.pod import GPU, selector_of
 from autoscaler.spec.quantity import whole_number
 from autoscaler.spec.settings import NodeKind, Settings, kind_of
-from autoscaler.state.leases import Bought, Offer
-from autoscaler.state.node_labels import asked_for
-from autoscaler.state.taints import Taint
+from autoscaler.state.capacity_orders import Bought, Offer
+from autoscaler.state.node_labels import Taint, asked_for
 from autoscaler.state.world import World
 
 PRODUCT, MEMORY_MIB, COUNT, REPLICAS = (f"{GPU}.{name}" for name in ("product", "memory", "count", "replicas"))

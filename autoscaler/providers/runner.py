@@ -18,7 +18,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from autoscaler.providers.provider import Attended, Lacking, Provider, RefusedError
-from autoscaler.state.leases import (
+from autoscaler.state.capacity_orders import (
     LISTED_MAX,
     OFFERS_MAX,
     AcquireOrder,

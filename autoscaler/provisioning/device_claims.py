@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autoscaler.capacity.availability import SILENT, barred, heard, left
+from autoscaler.state.capacity_orders import Lease, Offer, OfferId
 from autoscaler.state.device_claims import FAILED, OVER, READY, RESCHEDULE, Awaited, device_of, kind_of, pool_of
-from autoscaler.state.leases import Lease, Offer, OfferId
 from autoscaler.state.world import World
 
 PUBLISHED_MAX = 64

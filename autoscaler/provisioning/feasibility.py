@@ -21,7 +21,7 @@ from autoscaler.placement.index.index import Yard
 from autoscaler.placement.mig_candidates import possible
 from autoscaler.placement.model.bins import empty_shelves, want_of
 from autoscaler.placement.model.types import Force, Want
-from autoscaler.placement.tryout import to_come
+from autoscaler.placement.simulate import to_come
 from autoscaler.placement.whole_gpus import rejoined
 from autoscaler.spec.model import Model
 from autoscaler.state.world import SliceId, World

@@ -14,9 +14,9 @@ from autoscaler.capacity.interruptions import ends, unneeded
 from autoscaler.capacity.lead_times import NO_LEARNT, expected
 from autoscaler.capacity.ordered_slices import is_of, shut
 from autoscaler.contract import ModelName
-from autoscaler.placement.tryout import Ground
+from autoscaler.placement.simulate import Ground
 from autoscaler.queries.cordons import closed, detached
-from autoscaler.state.leases import Lease, LeaseId, Offer, OfferId
+from autoscaler.state.capacity_orders import Lease, LeaseId, Offer, OfferId
 from autoscaler.state.world import DeviceId, Slice, World
 
 _OWNER = "headroom@"

@@ -14,9 +14,8 @@ from autoscaler.capacity.lead_times import NO_LEARNT, Expected, expected
 from autoscaler.contract import ModelName
 from autoscaler.demand.schedule import floor
 from autoscaler.placement.model.types import Want
-from autoscaler.state.leases import Capacity, Lease, Offer
-from autoscaler.state.node_labels import Coming, may_come
-from autoscaler.state.taints import repels
+from autoscaler.state.capacity_orders import Capacity, Lease, Offer
+from autoscaler.state.node_labels import Coming, may_come, repels
 from autoscaler.state.world import NodeId, World
 
 

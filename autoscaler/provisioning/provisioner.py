@@ -1,6 +1,6 @@
 """The ledger of what is lacking: for each Replica without room at most one Lease is on its way, hedges apart. Pure.
 
-Owns what is ordered; what is given back is `autoscaler.provisioning.returning`'s. Who lacks room and has some on a
+Owns what is ordered; what is given back is `autoscaler.provisioning.release`'s. Who lacks room and has some on a
 Lease that is on its way waits for that; for the others the Offer is taken that
 `autoscaler.provisioning.offer_selection` puts first, as few Devices of it as do, and whoever else has room on it waits
 for it, too; so does who has room on what somebody else's machines bring. What stands in a queue longer than it usually
@@ -25,19 +25,16 @@ from autoscaler.demand.desired_replicas import NO_LOAD
 from autoscaler.demand.schedule import STARTS
 from autoscaler.placement.model.types import Force, Missing, Packing, Want
 from autoscaler.placement.packer import order
-from autoscaler.placement.simulate import Answers
-from autoscaler.placement.tryout import Ground, covered, fewest
+from autoscaler.placement.simulate import Answers, Ground, covered, fewest
 from autoscaler.provisioning.device_claims import Pledge, pledge
 from autoscaler.provisioning.feasibility import some_day
 from autoscaler.provisioning.headroom import NONE, cheapest, comes, headroom, owner
 from autoscaler.provisioning.offer_filter import deadline, hopeful, left_s, stands, takes
-from autoscaler.provisioning.offer_selection import Chosen, Rung, climb, first, rung
-from autoscaler.provisioning.returning import returned
-from autoscaler.provisioning.trials import Trials, alike
+from autoscaler.provisioning.offer_selection import Chosen, Rung, Trials, alike, climb, first, rung
+from autoscaler.provisioning.release import returned
 from autoscaler.state.actions import AcquireLease, ReleaseLease
-from autoscaler.state.capacity_orders import next_name
+from autoscaler.state.capacity_orders import AcquireOrder, Lease, LeaseId, Offer, OfferId, next_name
 from autoscaler.state.device_claims import is_claims
-from autoscaler.state.leases import AcquireOrder, Lease, LeaseId, Offer, OfferId
 from autoscaler.state.world import Replica
 from autoscaler.text import seconds
 

@@ -3,14 +3,34 @@
 A Lease says when it was ordered to go last, not first, and who follows ordered nothing: so whoever counts them
 (metrics) or tells of them (Events) has one `Leaving` that sees every World. What somebody is on is waited for, and is
 not stuck.
+
+Which Leases are given back, and why: those that do not come, that nobody waits for, or that stand idle. Pure.
+
+Owns that choice. A Lease that does not come by its time is given up; one that nobody waits for any more is taken back
+before it comes; one that stands idle goes when keeping it costs more than it is worth. Promises: nothing is given back
+that a Replica is on, nor while it is not known who calls; nothing is forced but what an operator drains by force, and
+that at first goes as any other does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from math import inf
 from typing import Final
 
-from autoscaler.state.leases import Capacity, Lease, LeaseId
+from autoscaler.capacity.fabric_agents import failed
+from autoscaler.capacity.interruptions import ends, unneeded
+from autoscaler.capacity.lead_times import DUE_S, NO_LEARNT, expected, keep_s
+from autoscaler.capacity.ordered_slices import beside, hindered, slices_of
+from autoscaler.placement.simulate import Ground
+from autoscaler.provisioning.device_claims import CLAIM_S
+from autoscaler.queries.cordons import detached
+from autoscaler.queries.gateways import complete
+from autoscaler.spec.capacity import keeps
+from autoscaler.state.actions import ReleaseLease
+from autoscaler.state.capacity_orders import Capacity, Lease, LeaseId, ReleaseOrder
+from autoscaler.state.device_claims import is_claims
+from autoscaler.text import seconds
 
 STUCK_S: Final = 300.0
 """A fabric lets go of a GPU in seconds, a cloud of a machine in some minutes, and by then the order was given seven
@@ -47,3 +67,115 @@ class Leaving:
     def stuck(self) -> frozenset[LeaseId]:
         """Those that have left for longer than STUCK_S and are still there."""
         return frozenset(id for id, since_s in self._since_s.items() if self._now_s - since_s > STUCK_S)
+
+
+WITHDRAW_S = 10.0
+"""What was ordered is not taken back before: whose Calls left for a moment comes back."""
+STRAY_S = 10.0
+"""What comes when nobody waits for it is somebody's in this time, or goes."""
+RETRY_S = (10.0, 60.0)
+"""From one order to give back to the next, twice as long each time."""
+FORCED = "; it does not go, so it is detached by force"
+
+
+def returned(
+    ground: Ground, wanted: Collection[LeaseId], kept: Collection[LeaseId], later: Callable[[float], None]
+) -> Iterator[ReleaseLease]:
+    """In order of their ids. `wanted`: what somebody waits for; `kept`: what is to be free; `later`: is told when time
+    alone changes the answer.
+    """
+    return _Returning(ground, wanted, kept, later).all()
+
+
+class _Returning:
+    """One Plan's."""
+
+    def __init__(
+        self, ground: Ground, wanted: Collection[LeaseId], kept: Collection[LeaseId], later: Callable[[float], None]
+    ) -> None:
+        self.world, self.now_s, self.taken = ground.world, ground.now_s, ground.taken
+        self.capacity, self.wanted, self.kept, self.later = ground.world.capacity, wanted, kept, later
+
+    def all(self) -> Iterator[ReleaseLease]:
+        """See returned."""
+        told = complete(self.world, self.now_s)
+        for lease in sorted(self.capacity.leases.values(), key=lambda one: one.id):
+            if lease.leaving:
+                why, uncommitted = self._again(lease), lease.uncommitted
+            elif self._taken(lease):
+                continue
+            elif lease.here_s is not None and not (lease.failed and not lease.in_use):
+                sure = (told or (is_claims(lease.owner) and not lease.used)) and lease.id not in self.kept
+                why, uncommitted = self._idle(lease) if sure else "", False
+            else:
+                why, uncommitted = self._late(lease)
+                if not why and (told or is_claims(lease.owner)) and lease.id not in {*self.wanted, *self.kept}:
+                    why, uncommitted = self._unwanted(lease), True
+            if why:
+                force = lease.leaving and self._forced(lease)  # at first it goes as any other does
+                released = ReleaseOrder(id=lease.id, epoch=self.world.epoch, uncommitted=uncommitted, force=force)
+                yield ReleaseLease(order=released, reason=f"{why}{FORCED if force else ''}")
+
+    def _taken(self, lease: Lease) -> bool:
+        """Whether this very Plan gives some of it to somebody."""
+        return any(one.id in self.taken for one in slices_of(self.world, lease))
+
+    def _forced(self, lease: Lease) -> bool:
+        return detached(self.world, lease) and not beside(self.world, lease)
+
+    def _again(self, lease: Lease) -> str:
+        since_s = lease.release_s if lease.release_s is not None else self.now_s
+        due_s = since_s + min(RETRY_S[0] * 2.0 ** max(0, lease.releases - 1), RETRY_S[1])
+        self.later(due_s)
+        return lease.why or "it is given back" if self.now_s >= due_s else ""
+
+    def _late(self, lease: Lease) -> tuple[str, bool]:
+        """It failed, or does not come."""
+        listed = lease.listed
+        if listed is not None and listed.phase == "failed":
+            return f"it failed: {listed.says or 'its provider does not say why'}", False
+        due_s = lease.given_up_s
+        self.later(due_s)
+        if self.now_s < due_s:
+            return "", False
+        shown = self.capacity.listed_s.get(lease.id.provider, -inf) >= due_s
+        unseen = failed(lease, self.world.nodes, self.world.settings)
+        if unseen:
+            return f"it failed: {unseen}", False
+        return f"not here after {seconds(self.now_s - lease.asked_s)}", not (shown and lease.committed)
+
+    def _unwanted(self, lease: Lease) -> str:
+        """What has come so far that it is paid for comes."""
+        if lease.committed:
+            return ""
+        due_s = lease.asked_s if lease.hedge else lease.asked_s + WITHDRAW_S
+        self.later(due_s)
+        return "nobody waits for it any more" if self.now_s >= due_s else ""
+
+    def _idle(self, lease: Lease) -> str:
+        since_s, mine = lease.idle_since_s, slices_of(self.world, lease)
+        if detached(self.world, lease) and not any(self.world.by_slice.get(one.id) for one in mine):
+            return "an operator drains it by force"  # though others' pods are on it
+        if lease.in_use or since_s is None:
+            return ""
+        idle_s, learnt = self.now_s - since_s, self.capacity.learnt.get(lease.offer.kind, NO_LEARNT)
+        attach_s = expected(lease.offer, learnt).p50_s
+        said = keeps(self.world.settings.capacity, lease.id.provider)
+        kept_s = keep_s(learnt, min(attach_s, DUE_S[1]), idle_s) if said == "auto" else said
+        kept_s = STRAY_S if lease.stray and not lease.used else kept_s
+        unclaimed = is_claims(lease.owner) and not lease.used
+        kept_s = CLAIM_S if unclaimed else kept_s
+        if ends(self.world, lease):
+            return "it ends, and nobody is on it"
+        with_node = unneeded(self.world, lease)
+        kept_s = min(kept_s, STRAY_S) if with_node else kept_s
+        self.later(since_s + kept_s)
+        self.later(since_s + min((gap for gap in learnt.gaps_s if gap > idle_s), default=inf))  # it is worth less then
+        if idle_s < kept_s or hindered(self.world, lease):
+            return ""
+        if with_node:
+            return f"nobody is on it, and node {lease.offer.node} is to be removed as unneeded"
+        if unclaimed:
+            return f"nobody was given it in {seconds(idle_s)}"
+        why = "to have it again is worth" if said == "auto" else "its provider's keepSeconds is"
+        return f"idle for {seconds(idle_s)}, and {why} {seconds(kept_s)}"

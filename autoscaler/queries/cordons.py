@@ -4,7 +4,7 @@ Owns the meaning of the orders in a World. A cordon closes a Place to whatever i
 is there, as a rollout does: a successor is started elsewhere first where there is room. A stop ends every Replica that
 a Model has now. Forced, an order waits for nothing but FORCE_S for running Calls, and what a fabric attached there is
 given back, in the end though its node does not let go of it. Pure; orders are folded by
-`autoscaler.fold.fold_orders`, and made of what people ask by `autoscaler.server.operator_orders`.
+`autoscaler.fold.operator_orders`, and made of what people ask by `autoscaler.server.operator_orders`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import inf
 
 from autoscaler.contract import ReplicaId
 from autoscaler.queries.mig_status import shut
-from autoscaler.state.leases import Lease
+from autoscaler.state.capacity_orders import Lease
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import Cordon, Place
 from autoscaler.state.world import Replica, Slice, World

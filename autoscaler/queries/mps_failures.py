@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autoscaler.slicing.nvidia_sharing import MPS
-from autoscaler.state.lanes import Isolation
 from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Fall, NodeId, Replica, Slice, SliceId, World
 
 TOGETHER_S = 5.0

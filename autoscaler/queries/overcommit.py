@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from autoscaler.contract import ReplicaId
-from autoscaler.state.lanes import Room
 from autoscaler.state.lifecycle import LEAVING
+from autoscaler.state.resources import Room
 from autoscaler.state.world import Replica, Slice, SliceId, World
 
 CROWDED = "more is on it than it has: {} there, and not by our choice"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from autoscaler.contract import ModelName
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.taints import Shun
+from autoscaler.state.node_labels import Shun
 from autoscaler.state.world import NodeId, Replica, World
 
 UNSCHEDULABLE = frozenset({"Unschedulable", "SchedulingGated"})

@@ -1,10 +1,10 @@
 """The way home from capacity that costs, once the surge is over: a successor starts on what costs nothing more.
 
 Owns who moves home first, while nobody lacks room (`autoscaler.rearrange.paid_capacity` says who is where). Promises,
-beside those of every move (`autoscaler.rearrange.moves`): nobody moves unless for him and all others on that Lease room
-is free at home, nor who is about to go anyway, nor to a product that its Model likes less, nor where its Model wants
-its Replicas apart; and nobody in the first minutes of a leader, which may not know yet who took whose place. When the
-last has left, the ledger gives the Lease back (`autoscaler.provisioning.returning`). Pure.
+beside those of every move (`autoscaler.rearrange.migration`): nobody moves unless for him and all others on that Lease
+room is free at home, nor who is about to go anyway, nor to a product that its Model likes less, nor where its Model
+wants its Replicas apart; and nobody in the first minutes of a leader, which may not know yet who took whose place. When
+the last has left, the ledger gives the Lease back (`autoscaler.provisioning.release`). Pure.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import NamedTuple
 from autoscaler.capacity.ordered_slices import is_of
 from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, idle_s, live, median_start_s
 from autoscaler.queries.gateways import complete
-from autoscaler.rearrange.moves import Ground, Step, home, settled, under_way
+from autoscaler.rearrange.migration import Ground, Step, home, settled, under_way
 from autoscaler.rearrange.paid_capacity import by_lease, dear_slices, rank_of
-from autoscaler.state.leases import Lease, LeaseId
+from autoscaler.state.capacity_orders import Lease, LeaseId
 from autoscaler.state.world import Move, Replica, Slice, World
 
 LEASES_MAX = 8

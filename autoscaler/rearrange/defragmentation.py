@@ -1,11 +1,11 @@
 """Defragmentation: who moves first, where a Want is unmet only because what is free is in pieces.
 
-Owns the search for such moves and their limits. Promises, beside those of every move (`autoscaler.rearrange.moves`):
-who moves has a new home that is free now, with all moves before it done; after the last the Want fits, and none of them
-could be left out; the room that is gained is worth more than the starts; at most one begins in EVERY_S, and none on or
-to a node where anything else comes or goes. Of a GPU that is in parts all move who are on it, for who needs it whole.
-Searches are bounded, so that a way may be missed. It starts nothing: `autoscaler.planner.plan` starts the first
-successor.
+Owns the search for such moves and their limits. Promises, beside those of every move
+(`autoscaler.rearrange.migration`): who moves has a new home that is free now, with all moves before it done; after the
+last the Want fits, and none of them could be left out; the room that is gained is worth more than the starts; at most
+one begins in EVERY_S, and none on or to a node where anything else comes or goes. Of a GPU that is in parts all move
+who are on it, for who needs it whole. Searches are bounded, so that a way may be missed. It starts nothing:
+`autoscaler.planner.plan` starts the first successor.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from autoscaler.placement.model.topology import WORDS
 from autoscaler.placement.model.types import Choice, Force, Incumbent, Missing, Shelf, Want
 from autoscaler.placement.reasons import Pieces, pieces_of
 from autoscaler.queries.gateways import complete
-from autoscaler.rearrange.moves import Ground, Step, home, settled, under_way
+from autoscaler.rearrange.migration import Ground, Step, home, settled, under_way
 from autoscaler.rearrange.vacate_gpu import wholes
-from autoscaler.state.lanes import Kind, Room
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import NOTHING, Beside
+from autoscaler.state.resources import NOTHING, Beside, Kind, Room
 from autoscaler.state.world import Move, NodeId, Replica, SliceId
 from autoscaler.text import seconds, size
 

@@ -27,9 +27,8 @@ from autoscaler.queries.mig_status import Stage, config_of, failure, profiles
 from autoscaler.slicing.mig_geometry import Geometry
 from autoscaler.slicing.mig_placement import Fleet, Found
 from autoscaler.state.actions import CutNode
-from autoscaler.state.lanes import Kind
 from autoscaler.state.mig import CutOrder
-from autoscaler.state.resources import Host
+from autoscaler.state.resources import Host, Kind
 from autoscaler.state.world import DeviceId, SliceId, World
 from autoscaler.text import counted
 

@@ -19,9 +19,9 @@ from autoscaler.fold.draft import Draft
 from autoscaler.placement.model.bins import want_of
 from autoscaler.placement.model.predicates import admits, barred
 from autoscaler.placement.model.types import Force, Want
-from autoscaler.rearrange.moves import movable
+from autoscaler.rearrange.migration import movable
 from autoscaler.spec.capacity import keeps
-from autoscaler.state.leases import Lease, LeaseId, Offer
+from autoscaler.state.capacity_orders import Lease, LeaseId, Offer
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Rented, Replica, Slice, SliceId, World
 

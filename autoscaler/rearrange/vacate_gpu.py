@@ -15,15 +15,14 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.contract import ReplicaId
-from autoscaler.placement.eviction import COSTS, EVICT, Key, Option, cost_of, option
-from autoscaler.placement.hosting import hosted
+from autoscaler.placement.eviction import COSTS, EVICT, Key, Option, cost_of, hosted, option
 from autoscaler.placement.index.index import Yard
 from autoscaler.placement.model.bins import NOTHING_KEPT
 from autoscaler.placement.model.predicates import barred
 from autoscaler.placement.model.types import Force, Incumbent, Missing, Outlook, Packing, Shelf, Victim, Want
 from autoscaler.placement.packer import order, pack, wait
 from autoscaler.placement.whole_gpus import rejoined, together
-from autoscaler.state.lanes import NO_ROOM, Room
+from autoscaler.state.resources import NO_ROOM, Room
 from autoscaler.state.world import Slice, SliceId, World
 
 EMPTYING_MAX = 8

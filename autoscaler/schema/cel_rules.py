@@ -1,4 +1,4 @@
-"""The rules of `autoscaler.spec.rules` that one object can show, in CEL: the API server refuses such an object.
+"""The rules of `autoscaler.spec.validation` that one object can show, in CEL: the API server refuses such an object.
 
 Each rule has the message of its rule in Python, and a test on a real API server compares them. Some rules exist only in
 Python, because CEL cannot express them or their cost is too high: the names of variables (`env` has values of two
@@ -32,7 +32,7 @@ from autoscaler.spec.pod import (
     VOLUME_WANTED,
     VOLUMES_BEGIN,
 )
-from autoscaler.spec.rules import (
+from autoscaler.spec.validation import (
     ADAPTER,
     ADAPTER_PATH,
     AMOUNT_RESERVED,
@@ -41,11 +41,12 @@ from autoscaler.spec.rules import (
     CLAIM_WANTED,
     FILE_WANTED,
     HOST,
+    MESSAGE,
     NAME,
     NAME_CHARS_MAX,
     PRODUCT_WANTED,
+    SCHEMES,
 )
-from autoscaler.spec.validation import MESSAGE, SCHEMES
 
 
 class Rule(msgspec.Struct, frozen=True):

@@ -17,8 +17,8 @@ from msgspec import inspect
 from autoscaler.schema import status
 from autoscaler.schema.cel_rules import not_yet
 from autoscaler.schema.structural import OBJECT, TEXT, Docs, Schema, Structural
+from autoscaler.spec.decode import Part
 from autoscaler.spec.load import ModelDocument, TenantDocument
-from autoscaler.spec.part import Part
 from autoscaler.spec.validation import KEYS, MESSAGE
 
 GROUP, VERSION = "pilotlight.dev", "v1alpha1"

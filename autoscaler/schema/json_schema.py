@@ -2,7 +2,7 @@
 
 Owns the generation (draft 2020-12). The files in docs/schema are its output (`python -m autoscaler.schema
 docs/schema` writes them) and a test keeps them equal. Rules between keys (`replicas.min` <= `max`) are not in a schema;
-`autoscaler.spec.rules` has them. msgspec's own generator cannot show the default of a size, hence this one.
+`autoscaler.spec.validation` has them. msgspec's own generator cannot show the default of a size, hence this one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import inspect
 
+from autoscaler.spec.decode import Part
 from autoscaler.spec.load import ModelDocument, SettingsDocument, TenantDocument, written
-from autoscaler.spec.part import Part
 from autoscaler.spec.quantity import AUTO, BytesOrAuto
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -20,7 +20,7 @@ from autoscaler.schema.json_schema import SIZE
 from autoscaler.schema.pod_types import TYPES
 from autoscaler.spec.load import written
 from autoscaler.spec.quantity import AUTO, BytesOrAuto
-from autoscaler.spec.rules import ADAPTERS_MAX, NAME_CHARS_MAX
+from autoscaler.spec.validation import ADAPTERS_MAX, NAME_CHARS_MAX
 
 Schema = dict[str, object]
 Docs = Callable[[type], Mapping[str, str]]

@@ -1,6 +1,6 @@
 """What agents of nodes are told: GET /v1/wants, what to bring; GET /v1/peers, from whom (interfaces, section 6). I/O.
 
-What is wanted `autoscaler.weights.wanted` decides, and who may have it `autoscaler.weights.peers`.
+What is wanted `autoscaler.weights.desired` decides, and who may have it `autoscaler.weights.peers`.
 Owns who follows. Whoever leads says it, whole and at once when it changes; who does not lead says only blank lines, so
 that an agent has the first word of the next leader. An agent that is slow to read gets the newest only.
 """
@@ -20,10 +20,10 @@ from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Loop, Step
 from autoscaler.server.auth import elsewhere
 from autoscaler.state.world import NodeId, World
+from autoscaler.weights.desired import ahead, wanted
 from autoscaler.weights.image_prepull import ImageWants
 from autoscaler.weights.inspection import Lookers
 from autoscaler.weights.peers import Asked
-from autoscaler.weights.wanted import ahead, wanted
 
 HEARTBEAT_S = 3.0
 """Said so often, where nothing changes."""

@@ -2,6 +2,16 @@
 
 A client gets 1/replicas of the memory and of the threads, as the plug-in sets its control daemon up. The server is the
 fault domain: with it all clients of its Device end.
+
+GPUs that the device plug-in offers several times, their processes taking turns (`sharing.timeSlicing`). Pure.
+
+Nothing keeps one process from the memory of the others, so engines are told how much they may take. Each Slice has an
+equal share: a node's kubelet chooses the GPU of a pod, and whichever it takes, as many shares as a GPU is offered
+times are no more than the GPU has. A fault of one process can end all on its Device.
+
+Whole GPUs, as the device plug-in counts them: one Slice each, for one Replica at a time. Pure.
+
+Also what stands for GPUs that are shared while nobody tells how: they are seen, and closed, with what is to be done.
 """
 
 from __future__ import annotations
@@ -11,7 +21,7 @@ from typing import Final
 
 from autoscaler.slicing import nvidia_sharing
 from autoscaler.slicing.base import NodeFacts, Part, PodFields
-from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 
 
@@ -26,6 +36,46 @@ class Mps:
         if found is None or found.sharing is None or found.sharing.kind != self.kind:
             return None
         return nvidia_sharing.slices(node, found, found.sharing, Isolation.MEMORY)
+
+    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+        """See Slicer."""
+        del replica
+        return nvidia_sharing.limits(parts)
+
+
+class TimeSlice:
+    """See the module."""
+
+    kind: Final = nvidia_sharing.TIMESLICE
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """See Slicer."""
+        found = nvidia_sharing.gpus(node)
+        if found is None or found.sharing is None or found.sharing.kind != self.kind:
+            return None
+        return nvidia_sharing.slices(node, found, found.sharing, Isolation.NONE)
+
+    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+        """See Slicer."""
+        del replica
+        return nvidia_sharing.limits(parts)._replace(memory_fraction=nvidia_sharing.fraction(parts))
+
+
+class Whole:
+    """See the module."""
+
+    kind: Final = nvidia_sharing.WHOLE
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """See Slicer."""
+        found = nvidia_sharing.gpus(node)
+        if found is None or (found.sharing is not None and found.sharing.kind != self.kind):
+            return None
+        one = nvidia_sharing.Sharing(self.kind)
+        if found.sharing is not None:
+            return nvidia_sharing.slices(node, found, one, Isolation.HARDWARE)
+        seen = found._replace(devices=found.devices or 1)
+        return nvidia_sharing.slices(node, seen, one, Isolation.NONE, nvidia_sharing.untold(found))
 
     def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
         """See Slicer."""

@@ -25,15 +25,14 @@ import msgspec
 from msgspec.structs import replace
 
 from autoscaler.slicing import dra_shared_claims
-from autoscaler.slicing.base import NodeFacts, Object, Part, PodFields
+from autoscaler.slicing.base import MIB, NodeFacts, Object, Part, PodFields, size
 from autoscaler.slicing.dra_resource_slices import Entry, Policy, Pools, pools
 from autoscaler.slicing.dra_shared_claims import WAYS, Sharing
-from autoscaler.slicing.figures import MIB, size
 from autoscaler.slicing.mig import cut_from, known_of
 from autoscaler.slicing.mig_geometry import Cut, geometry_of
 from autoscaler.slicing.mig_placement import Fleet, Found
 from autoscaler.slicing.nvidia_sharing import REPLICAS_MAX
-from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 
 API = "resource.k8s.io/v1"

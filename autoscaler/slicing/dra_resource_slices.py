@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from autoscaler.slicing.base import Object
-from autoscaler.slicing.figures import MEMORY_MIB_MAX, MIB, size
+from autoscaler.slicing.base import MEMORY_MIB_MAX, MIB, Object, size
 
 Counters = Mapping[tuple[str, str], int]
 """(counter set, counter) -> how much."""

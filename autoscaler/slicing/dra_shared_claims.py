@@ -14,9 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from autoscaler.slicing.base import Object, Part
-from autoscaler.slicing.figures import MIB, in_mib
-from autoscaler.state.lanes import Isolation
+from autoscaler.slicing.base import MIB, Object, Part, in_mib
+from autoscaler.state.resources import Isolation
 
 Sharing = Literal["timeslice", "mps"]
 CLIENT_BYTES = 256 * MIB

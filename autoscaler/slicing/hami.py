@@ -18,9 +18,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from autoscaler.slicing.base import NodeFacts, Part, PodFields
-from autoscaler.slicing.figures import MEMORY_MIB_MAX, MIB, counted, in_mib, mebibytes, whole
-from autoscaler.state.lanes import Isolation
+from autoscaler.slicing.base import MEMORY_MIB_MAX, MIB, NodeFacts, Part, PodFields, counted, in_mib, mebibytes, whole
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 
 CORDON = "hami.io/device-cordon"

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.slicing.base import NodeFacts, Part, PodFields
-from autoscaler.slicing.figures import in_mib
+from autoscaler.slicing.base import NodeFacts, Part, PodFields, in_mib
 from autoscaler.slicing.nvidia_sharing import KAI, Sharing, gpus, limits, number, slices
-from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 
 SCHEDULER = "kai-scheduler"

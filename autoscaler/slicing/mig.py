@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 import yaml
 
-from autoscaler.slicing.base import NodeFacts, Object, Part, PodFields
-from autoscaler.slicing.figures import counted, mebibytes, whole
+from autoscaler.slicing.base import NodeFacts, Object, Part, PodFields, counted, mebibytes, whole
 from autoscaler.slicing.mig_geometry import Geometry, MigError, geometry_of
-from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 GPU, MIXED = "nvidia.com/gpu", "nvidia.com/mig-"

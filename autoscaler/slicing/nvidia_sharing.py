@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from autoscaler.slicing.base import NodeFacts, Part, PodFields
 from autoscaler.spec.pod import GPU
-from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 from autoscaler.text import counted
 

@@ -14,16 +14,14 @@ from msgspec.structs import replace
 
 from autoscaler.slicing import vendors
 from autoscaler.slicing.base import NodeFacts, Part, PodFields, Slicer
-from autoscaler.slicing.device_plugin import Mps
+from autoscaler.slicing.device_plugin import Mps, TimeSlice, Whole
 from autoscaler.slicing.dra_claims import Dra
 from autoscaler.slicing.hami import CORDON, HANDSHAKE, NVIDIA, Hami, Held, decode
 from autoscaler.slicing.kai import Kai
 from autoscaler.slicing.mig import MIXED, Mig
 from autoscaler.slicing.nvidia_sharing import RESOURCES
-from autoscaler.slicing.timeslice import TimeSlice
 from autoscaler.slicing.volcano import WORDS as VOLCANO
 from autoscaler.slicing.volcano import Volcano
-from autoscaler.slicing.whole import Whole
 from autoscaler.spec.settings import PriorityClass
 from autoscaler.state.world import Replica, Slice, SliceId
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autoscaler.slicing.base import NodeFacts, Part, PodFields, Slicer
-from autoscaler.slicing.figures import MIB, counted, size
+from autoscaler.slicing.base import MIB, NodeFacts, Part, PodFields, Slicer, counted, size
 from autoscaler.slicing.hami import SCHEDULER, Card, Hami, Words, cards
-from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 
 UNKNOWN_BYTES = 1 << 30

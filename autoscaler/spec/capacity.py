@@ -11,10 +11,9 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from autoscaler.spec.decode import Path, WrongKeyError
+from autoscaler.spec.decode import Part, Path, WrongKeyError
 from autoscaler.spec.model import Auto, Seconds
-from autoscaler.spec.naming import check_name
-from autoscaler.spec.part import Part
+from autoscaler.spec.names import check_name
 from autoscaler.spec.pod import check_label_value, check_labels, check_object_name
 
 Text = Annotated[str, Meta(min_length=1, max_length=253)]

@@ -3,6 +3,8 @@
 Owns that translation. msgspec decodes and judges; only when it refuses is the value walked along the types to find the
 first wrong key, because a person needs `spec.gpu.memory` and `a size such as 16Gi`, not a type name. No value is ever
 repeated in a message: an environment variable or a key may be secret.
+
+What every part of a document is made of: strict, immutable, camelCase outside. Owns that base and nothing else.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import inspect
 
-from autoscaler.spec.part import Part
 from autoscaler.spec.quantity import AUTO, Bytes, BytesOrAuto, parse_bytes, parse_bytes_or_auto
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Base of all parts of documents: immutable, strict, camelCase outside."""
+
 
 BYTES_MAX = (1 << 63) - 1
 NAMED_MAX = 12

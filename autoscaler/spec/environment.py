@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from autoscaler.spec.decode import WrongKeyError, decode, nearest
-from autoscaler.spec.part import Part
+from autoscaler.spec.decode import Part, WrongKeyError, decode, nearest
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.yaml import YamlError, read
 

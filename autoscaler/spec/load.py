@@ -15,17 +15,24 @@ import msgspec
 import yaml
 
 from autoscaler.contract import ModelName, TenantName
-from autoscaler.spec.decode import WrongKeyError, decode, dotted, nearest
+from autoscaler.spec.decode import Part, WrongKeyError, decode, dotted, nearest
 from autoscaler.spec.engines import default_slots
 from autoscaler.spec.environment import RESERVED, override
 from autoscaler.spec.model import Model, ModelSpec
-from autoscaler.spec.part import Part
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.quantity import AUTO, Bytes, BytesOrAuto, format_bytes
-from autoscaler.spec.rules import check_model, check_name, check_own_names, check_served, check_settings, check_tenant
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant, TenantSpec
-from autoscaler.spec.validation import MESSAGE, not_yet
+from autoscaler.spec.validation import (
+    MESSAGE,
+    check_model,
+    check_name,
+    check_own_names,
+    check_served,
+    check_settings,
+    check_tenant,
+    not_yet,
+)
 from autoscaler.spec.yaml import YamlError, read
 from autoscaler.text import one_line
 

@@ -17,7 +17,7 @@ from msgspec import Meta, field
 
 from autoscaler.contract import ModelName, TenantName
 from autoscaler.spec.artifact import named
-from autoscaler.spec.part import Part
+from autoscaler.spec.decode import Part
 from autoscaler.spec.pod import EnvSource, Pod, Resources
 from autoscaler.spec.quantity import Bytes, BytesOrAuto
 

@@ -4,16 +4,23 @@ Owns the order of age (documents of files first, then by creation, then by names
 younger Model: it is called `namespace/name`, an alias that is taken is left out of it, and `taken` says whose it is.
 Names of adapters (`name:adapter`) go with the name that they begin with. Promises: nobody who has a name loses it to a
 younger one; when its holder goes, the next one has it. The same for Tenants and the hashes of their keys.
+
+What a name may be that clients send as `model`: fit for logs, URLs and metric labels. Pure.
+
+Owns that rule alone, so that whoever reads names need not know of engines, as `autoscaler.spec.validation` does. Whose
+a name is stands in `autoscaler.spec.names`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, TenantName
+from autoscaler.spec.decode import Path, WrongKeyError
 from autoscaler.spec.model import Model
 from autoscaler.spec.tenant import Key, Tenant
 
@@ -116,3 +123,14 @@ def _age(item: tuple[Origin, Model]) -> tuple[int, str, str, str]:
 def _shown(key: Key) -> str:
     """By its name or the first digits of its hash."""
     return f"`{key.name}`" if key.name else f"{key.sha256[:8]}..."
+
+
+NAME_CHARS_MAX = 253
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?")
+
+
+def check_name(name: str, at: Path) -> None:
+    """A name that clients may send as `model`. Raises WrongKeyError."""
+    if len(name) > NAME_CHARS_MAX or not NAME.fullmatch(name):
+        wanted = f"1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
+        raise WrongKeyError(at, f"expected {wanted}")

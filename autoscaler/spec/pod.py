@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from autoscaler.spec.decode import Path, WrongKeyError
-from autoscaler.spec.part import Part
+from autoscaler.spec.decode import Part, Path, WrongKeyError
 
 GPU = "nvidia.com/gpu"
 OURS = "pilotlight.dev/"

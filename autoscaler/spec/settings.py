@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from autoscaler.spec.capacity import ProviderSettings
+from autoscaler.spec.decode import Part
 from autoscaler.spec.model import Priority, Seconds
-from autoscaler.spec.part import Part
 from autoscaler.spec.pod import Pod
 from autoscaler.spec.quantity import Bytes, BytesOrAuto
 

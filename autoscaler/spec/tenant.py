@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta, field
 
 from autoscaler.contract import TenantName
+from autoscaler.spec.decode import Part
 from autoscaler.spec.model import Priority
-from autoscaler.spec.part import Part
 
 
 class Key(Part, frozen=True):

@@ -3,18 +3,41 @@
 Owns the list (interfaces, section 2, less what `autoscaler.spec.model`, `tenant` and `settings` define). Such a key is
 refused and not ignored: who writes it expects it to work. A key leaves this list in the change that puts it in force.
 Of `capacity` each kind is refused by `autoscaler.spec.capacity`, in which it stands.
+
+What a Model's pods may take of the namespace that they are made in, where the Model is of another one. Pure.
+
+Owns that rule: pods of all Models are made in one namespace, so a name of a Secret, ConfigMap, claim or service account
+means the one there. Whoever may write Models in another namespace has no right to those, so such keys are refused by
+path, with what to do. Of volumes only those are let through that take nothing of a namespace.
+
+What must hold within one document beyond its types: names, ranges, what an engine needs.
+
+Owns the rules between keys. Each raises WrongKeyError with the key to change. Rules between documents (names that are
+taken) stand in `autoscaler.spec.load`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from autoscaler.slicing.registry import is_amount, is_choice
+from autoscaler.slicing.vendors import TEMPLATES
+from autoscaler.spec import cron
 from autoscaler.spec.artifact import STORED
-from autoscaler.spec.decode import Path
+from autoscaler.spec.capacity import check_providers
+from autoscaler.spec.decode import Path, WrongKeyError, nearest
+from autoscaler.spec.engines import ENGINES, PLACEHOLDER, PLACEHOLDERS
+from autoscaler.spec.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
+from autoscaler.spec.names import NAME, NAME_CHARS_MAX, check_name
+from autoscaler.spec.ownership import TITLE, TITLE_WANTED
+from autoscaler.spec.pod import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
+from autoscaler.spec.settings import NodeKind, Settings, Signatures, Tls
+from autoscaler.spec.tenant import TenantSpec, unix_seconds
 
 MESSAGE = "is not in force yet in this version"
 
-ENGINES = frozenset({"triton", "tei", "transformers", "external"})
+LATER_ENGINES = frozenset({"triton", "tei", "transformers", "external"})
 SCHEMES = frozenset({"pvc", *STORED})
 
 _MODEL = (*("fallbacks", "url", "upstreamModel", "keyFrom", "sleep", "owner"),)
@@ -35,7 +58,7 @@ def not_yet(kind: str, document: object) -> Path | None:
     for key in KEYS[kind]:
         for found in _find(document, key.split("."), ()):
             return found
-    return ("spec", "engine") if kind == "Model" and _engine(document) in ENGINES else None
+    return ("spec", "engine") if kind == "Model" and _engine(document) in LATER_ENGINES else None
 
 
 def _find(value: object, parts: list[str], at: Path) -> Iterator[Path]:
@@ -54,3 +77,422 @@ def _engine(document: object) -> str:
     spec = document.get("spec") if isinstance(document, dict) else None
     engine = spec.get("engine") if isinstance(spec, dict) else None
     return engine if isinstance(engine, str) else ""
+
+
+OF_NO_NAMESPACE = frozenset({"emptyDir", "downwardAPI", "image"})
+"""Kinds of volumes that nobody else's are. A claim from a template is not among them: it may be another one's copy."""
+
+
+def check(model: Model, namespace: str) -> None:
+    """`namespace` is the pods'. Raises WrongKeyError at the first key by which the Model reaches into it."""
+    if model.namespace == namespace:
+        return
+    for path in _reaching(model.spec):
+        fix = f"put the Model into namespace {namespace}, or leave this out"
+        raise WrongKeyError(("spec", *path), f"is of the pods' namespace, which is not this Model's: {fix}")
+
+
+def _reaching(spec: ModelSpec) -> Iterator[Path]:
+    """Paths below spec."""
+    for name, source in spec.env.items():
+        if isinstance(source, EnvSource):
+            of = source.value_from
+            if of.secret_key_ref is not None:
+                yield "env", name, "valueFrom", "secretKeyRef"
+            if of.config_map_key_ref is not None:
+                yield "env", name, "valueFrom", "configMapKeyRef"
+    if spec.pull_secret is not None:
+        yield ("pullSecret",)
+    if (spec.artifact or "").startswith("pvc://"):
+        yield ("artifact",)
+    for position, volume in enumerate(spec.pod.volumes):
+        for kind in sorted(volume.keys() - {"name"} - OF_NO_NAMESPACE):
+            yield "pod", "volumes", position, kind
+    if spec.pod.image_pull_secrets:
+        yield "pod", "imagePullSecrets"
+    if spec.pod.service_account_name is not None:
+        yield "pod", "serviceAccountName"
+
+
+__all__ = ["NAME", "NAME_CHARS_MAX", "check_name"]  # beside what is defined here
+
+AMOUNT_RESERVED = "is set by Pilotlight: use spec.gpu"
+CHOICE_RESERVED = "is set by Pilotlight, which chooses the devices: leave it out"
+ADAPTERS_MAX = 64
+"""Of one Model."""
+OPERATORS_OWN = {"default-mig-parted-config", "custom-mig-parted-config"}
+"""ConfigMaps that the GPU operator writes."""
+REPLICATED = {"timeslice", "mps"}
+"""Kinds of Slice of which Settings say how many a device has."""
+SET_BY_DRIVER = {
+    "CUDA_VISIBLE_DEVICES": "to the devices that it gives",
+    "PILOTLIGHT_REPLICA": "to know the engine's processes by it",
+    "POD_IP": "to where an engine in a pod listens",
+}
+"""Variables of an engine's environment that drivers set over everything else, and why."""
+DEVICES_CHOSEN = "chooses devices or lifts one of their limits, which only Pilotlight does: leave it out"
+CHOICES_END = "_VISIBLE_DEVICES"
+CHOICES_BEGIN = (
+    "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_LIMIT", "CUDA_DISABLE_CONTROL", "CUDA_MPS_", "CUDA_OVERSUBSCRIBE",
+    "GPU_CORE_UTILIZATION_POLICY", "PILOTLIGHT_", "ZE_AFFINITY_MASK",
+)  # fmt: skip
+"""Variables by which container runtimes choose devices, and by which HAMi and MPS keep a container to its part."""
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+ADAPTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")
+"""What has a meaning of its own in some engine's list of adapters is left out."""
+ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://([a-z0-9._~%-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
+"""As a browser sends it in `Origin` (RFC 6454, 6.2): in lower case."""
+ORIGIN_WANTED = 'expected an origin such as https://llm.example, in lower case and without a path, or "*"'
+BEGIN = "-----BEGIN PUBLIC KEY-----"
+FILE_WANTED = "expected an absolute path such as file:///models/a.gguf, or another source such as oci://"
+CLAIM = re.compile(
+    r"pvc://[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*/?"
+)
+"""A claim, and a path in it whose parts do not begin with a dot."""
+MIRROR = re.compile(r"[A-Za-z0-9.:\[\]-]+(/[a-z0-9._-]+)*")
+
+CLAIM_WANTED = "expected pvc://claim/path, without .. and without parts that begin with a dot"
+PRODUCT_WANTED = "expected a product's name or a part of it, such as *h100*; leave models out for any device"
+
+
+def check_own_names(name: str, spec: ModelSpec) -> None:
+    """The names of one Model differ: its own, its aliases, and what its adapters are called by."""
+    seen = {name: "the Model's own name"}
+    for position, alias in enumerate(spec.aliases):
+        taken = seen.setdefault(alias, f"spec.aliases[{position}]")
+        if taken != f"spec.aliases[{position}]":
+            raise WrongKeyError(("spec", "aliases", position), f"`{alias}` is already {taken}")
+    for adapter in spec.adapters:
+        for stem in (name, *spec.aliases):
+            called = f"{stem}:{adapter.name}"
+            check_name(called, ("spec", "adapters"))
+            if called in seen:
+                raise WrongKeyError(("spec", "adapters"), f"`{called}` is already {seen[called]}")
+
+
+def check_served(name: str, spec: ModelSpec) -> None:
+    """The name under which its engine serves a Model."""
+    if ":" in name and not ENGINES[spec.engine].colon_in_name:
+        at = ("metadata", "name")
+        raise WrongKeyError(
+            at, f"engine {spec.engine} serves no name with a `:`; such a name may be one of spec.aliases"
+        )
+
+
+def _is_host(name: str) -> bool:
+    return len(name) <= NAME_CHARS_MAX and HOST.fullmatch(name) is not None
+
+
+def _check_replicas(of: ReplicaRange) -> None:
+    at = ("spec", "replicas")
+    if of.min > of.max:
+        raise WrongKeyError((*at, "min"), f"expected at most replicas.max, which is {of.max}")
+    for position, window in enumerate(of.schedule):
+        _check_window(window, of.max, (*at, "schedule", position))
+
+
+def _check_window(window: ReplicaWindow, most: int, at: Path) -> None:
+    if window.min > most:
+        raise WrongKeyError((*at, "min"), f"expected at most replicas.max, which is {most}")
+    for key, check in (("cron", cron.parse), ("timeZone", cron.zone_of)):
+        try:
+            check(window.cron if key == "cron" else window.time_zone)
+        except ValueError as error:
+            raise WrongKeyError((*at, key), str(error)) from None
+
+
+def check_model(spec: ModelSpec) -> None:
+    """A Model's spec."""
+    _check_replicas(spec.replicas)
+    for position, alias in enumerate(spec.aliases):
+        check_name(alias, ("spec", "aliases", position))
+    if spec.readiness_path is not None and not re.fullmatch(r"/[!-~]*", spec.readiness_path):
+        raise WrongKeyError(("spec", "readinessPath"), "expected a path such as /health")
+    for key, value in spec.env.items():
+        if isinstance(value, EnvSource):
+            check_source(value, ("spec", "env", key))
+        if not key or "=" in key or "\0" in key + (value if isinstance(value, str) else ""):
+            raise WrongKeyError(("spec", "env", key), "expected a variable's name without `=`, and no NUL in its value")
+        if key in SET_BY_DRIVER:
+            raise WrongKeyError(("spec", "env", key), f"is set by Pilotlight {SET_BY_DRIVER[key]}: leave it out")
+        if key.endswith(CHOICES_END) or key.startswith(CHOICES_BEGIN):
+            raise WrongKeyError(("spec", "env", key), DEVICES_CHOSEN)
+        if "{port}" in ENGINES[spec.engine].env.get(key, ""):
+            raise WrongKeyError(("spec", "env", key), "is set by Pilotlight, for it says where to listen: leave it out")
+    if spec.tls is not None and spec.tls.server_name is not None and not _is_host(spec.tls.server_name):
+        raise WrongKeyError(("spec", "tls", "serverName"), "expected a host name such as engine.example")
+    for position, products in enumerate(spec.gpu.models):
+        if not products.strip():
+            raise WrongKeyError(("spec", "gpu", "models", position), PRODUCT_WANTED)
+    check_resources(spec.resources, ("spec", "resources"))
+    check_pod(spec.pod, ("spec", "pod"))
+    _check_devices(spec)
+    for key, label in (("spread", spec.spread), ("near", spec.near)):
+        if label is not None:
+            check_labels({label: ""}, ("spec", key))
+    if spec.gpu.link != "any" and spec.gpu.count <= 1:
+        raise WrongKeyError(("spec", "gpu", "link"), "joins several devices: set gpu.count above 1, or leave it out")
+    if spec.installation is not None and not TITLE.fullmatch(spec.installation):
+        raise WrongKeyError(("spec", "installation"), TITLE_WANTED)
+    if spec.pull_secret is not None:
+        check_object_name(spec.pull_secret, ("spec", "pullSecret"))
+    _check_artifact(spec)
+    _check_adapters(spec)
+    _check_command(spec)
+    if spec.gpu.elastic_percent is not None:
+        _check_sized(spec, "elastic", "smaller")
+    if spec.gpu.growth_percent is not None:
+        _check_sized(spec, "growth", "larger")
+    if ENGINES[spec.engine].pages and spec.gpu.memory_bytes == 0:
+        _check_unsized(spec, "memory: auto")
+
+
+def _check_artifact(spec: ModelSpec) -> None:
+    at, takes = ("spec", "artifact"), ENGINES[spec.engine].artifacts
+    if spec.artifact is None:
+        if takes != "optional-file":
+            hub = " or hf://org/name@revision" if takes == "file-or-hf" else ""
+            raise WrongKeyError(at, f"missing; engine {spec.engine} needs one such as file:///path{hub}")
+        return
+    scheme = spec.artifact.partition("://")[0]
+    if scheme == "pvc" or (scheme in STORED and spec.engine != "ollama"):  # which keeps a store of its own
+        pattern, wanted = STORED.get(scheme, (CLAIM, CLAIM_WANTED))
+        if not pattern.fullmatch(spec.artifact):
+            raise WrongKeyError(at, wanted)
+    elif scheme in SCHEMES:
+        raise WrongKeyError(at, f"{scheme}:// {MESSAGE} for engine {spec.engine}")
+    elif not spec.artifact.startswith("file:///") or len(spec.artifact) == len("file:///"):
+        raise WrongKeyError(at, FILE_WANTED)
+
+
+def _check_adapters(spec: ModelSpec) -> None:
+    told, seen = ENGINES[spec.engine].adapters, set[str]()
+    if not spec.adapters:
+        return
+    if told is None:
+        raise WrongKeyError(("spec", "adapters"), f"engine {spec.engine} takes none: name a Model that has it built in")
+    if len(spec.adapters) > ADAPTERS_MAX:
+        raise WrongKeyError(("spec", "adapters"), f"expected at most {ADAPTERS_MAX}")
+    for position, adapter in enumerate(spec.adapters):
+        at: Path = ("spec", "adapters", position)
+        if not ADAPTER.fullmatch(adapter.name):
+            wanted = "1 to 63 letters, digits or ._- that begin and end with a letter or digit"
+            raise WrongKeyError((*at, "name"), f"expected {wanted}")
+        if adapter.name in seen:
+            raise WrongKeyError((*at, "name"), f"`{adapter.name}` occurs twice")
+        seen.add(adapter.name)
+        scheme = adapter.artifact.partition("://")[0]
+        if scheme in STORED and spec.engine != "command":  # whose own words say where its adapters lie
+            pattern, wanted = STORED[scheme]
+            if not pattern.fullmatch(adapter.artifact):
+                raise WrongKeyError((*at, "artifact"), wanted)
+            continue
+        if scheme in SCHEMES:
+            of = " of engine command" if scheme in STORED else ""
+            raise WrongKeyError((*at, "artifact"), f"{scheme}:// {MESSAGE} for adapters{of}")
+        if not ADAPTER_PATH.fullmatch(adapter.artifact):
+            wanted = "an absolute path such as file:///models/support.gguf, without any of , : = and quotes"
+            raise WrongKeyError((*at, "artifact"), f"expected {wanted}")
+    for position, arg in enumerate(spec.args):
+        if arg.partition("=")[0].replace("_", "-") in told.excludes:
+            raise WrongKeyError(("spec", "args", position), "not together with spec.adapters: it would mix them up")
+
+
+def _check_command(spec: ModelSpec) -> None:
+    at: Path = ("spec", "command")
+    if spec.engine != "command":
+        if spec.command:
+            raise WrongKeyError(at, f"only engine `command` takes one; engine {spec.engine} takes `args`")
+        return
+    used = {name for word in spec.command for name in PLACEHOLDER.findall(word)}
+    if "port" not in used:
+        raise WrongKeyError(at, "expected a list of words of which one contains {port}: where it must listen")
+    for name in sorted(used - PLACEHOLDERS):
+        raise WrongKeyError(at, f"unknown placeholder {{{name}}}{nearest(name, PLACEHOLDERS)}")
+    if "model_path" in used and spec.artifact is None:
+        raise WrongKeyError(at, "{model_path} needs spec.artifact")
+    if "context_tokens" in used and spec.context_tokens is None:
+        raise WrongKeyError(at, "{context_tokens} needs spec.contextTokens")
+
+
+def _check_sized(spec: ModelSpec, key: str, other: str) -> None:
+    """A Replica that may be given less or more is one whose engine can be told so. `key`: of `gpu`."""
+    at: Path = ("spec", "gpu", key)
+    engine = ENGINES[spec.engine]
+    if spec.gpu.count != 1:
+        raise WrongKeyError(at, f"only a part of one device can be {other}: leave it out, or say gpu.count 1")
+    if engine.sizes_itself:
+        raise WrongKeyError(at, f"engine {spec.engine} cannot be told how large its cache is to be: leave it out")
+    if engine.pages and spec.gpu.memory_bytes is None:
+        raise WrongKeyError(at, f"needs gpu.memory, since engine {spec.engine} takes what it is given")
+    if spec.engine == "command" and not any("{memory_bytes}" in word for word in spec.command):
+        raise WrongKeyError(at, "needs {memory_bytes} in spec.command, by which it is told what it was given")
+    _check_unsized(spec, key)
+
+
+def _check_unsized(spec: ModelSpec, key: str) -> None:
+    """It does not say by itself how much to take. `key`: of `gpu`, by which that is decided."""
+    engine, named = ENGINES[spec.engine], f"not together with gpu.{key}: it says how much to take"
+    for position, arg in enumerate(spec.args):
+        if arg.partition("=")[0].replace("_", "-") in engine.sized_by:
+            raise WrongKeyError(("spec", "args", position), named)
+    for variable in spec.env.keys() & engine.sized_by:
+        raise WrongKeyError(("spec", "env", variable), named)
+
+
+def check_tenant(spec: TenantSpec) -> None:
+    """A Tenant's spec."""
+    for position, key in enumerate(spec.keys):
+        for name, value in (("createdAt", key.created_at), ("expiresAt", key.expires_at)):
+            try:
+                unix_seconds(value or "1970-01-01T00:00:00Z")
+            except ValueError:
+                at = ("spec", "keys", position, name)
+                raise WrongKeyError(at, "expected a time such as 2027-01-31T12:00:00Z") from None
+
+
+def _check_tls(tls: Tls) -> None:
+    files = {"certFile": tls.cert_file, "keyFile": tls.key_file, "caFile": tls.ca_file}
+    for name, path in files.items():
+        if path is not None and not path.startswith("/"):
+            raise WrongKeyError(("tls", name), "expected an absolute path")
+    for name, other in (("certFile", "keyFile"), ("keyFile", "certFile")):
+        if files[name] is None and files[other] is not None:
+            raise WrongKeyError(("tls", name), f"missing; {other} is given, and they are needed together")
+
+
+def _check_devices(spec: ModelSpec) -> None:
+    """A Model gets its devices from the plan: it says neither how much of them it gets nor which."""
+    for at, resources in ((("spec", "resources"), spec.resources), (("spec", "pod", "resources"), spec.pod.resources)):
+        for kind, amounts in (("requests", resources.requests), ("limits", resources.limits)):
+            for name in filter(is_amount, amounts):
+                raise WrongKeyError((*at, kind, name), AMOUNT_RESERVED)
+    for name in filter(is_choice, spec.pod.annotations):
+        raise WrongKeyError(("spec", "pod", "annotations", name), CHOICE_RESERVED)
+
+
+def check_settings(settings: Settings) -> None:
+    """The Settings."""
+    _check_tls(settings.tls)
+    for position, host in enumerate(settings.hosts):
+        if not _is_host(host.removesuffix(".")):
+            raise WrongKeyError(
+                ("hosts", position), "expected a host name such as llm.example, without scheme, port and path"
+            )
+    for position, origin in enumerate(settings.cors.origins):
+        if not ORIGIN.fullmatch(origin):
+            raise WrongKeyError(("cors", "origins", position), ORIGIN_WANTED)
+    check_pod(settings.pod, ("pod",))
+    seen: set[str] = set()
+    for position, device in enumerate(settings.devices):
+        check_name(device.name, ("devices", position, "name"))
+        if device.name in seen:
+            raise WrongKeyError(("devices", position, "name"), f"`{device.name}` occurs twice")
+        if not device.memory_bytes:
+            raise WrongKeyError(("devices", position, "memory"), "expected more than nothing")
+        seen.add(device.name)
+    for position, mirror in enumerate(settings.weights.mirrors):
+        if not MIRROR.fullmatch(mirror.host):
+            raise WrongKeyError(("weights", "mirrors", position, "host"), "expected host, host:port or host/prefix")
+    for position, one in enumerate(settings.priority_classes):
+        check_object_name(one.name, ("priorityClasses", position, "name"))
+        if any(one.least == other.least for other in settings.priority_classes[:position]):
+            raise WrongKeyError(("priorityClasses", position, "least"), f"{one.least} occurs twice")
+    for position, price in enumerate(settings.prices):
+        if not price.device:
+            raise WrongKeyError(("prices", position, "device"), "expected the name of a product, such as T4")
+        if price.currency != settings.prices[0].currency:
+            first = settings.prices[0].currency
+            raise WrongKeyError(("prices", position, "currency"), f"expected {first} as in the first: one for all")
+        if any(
+            (price.device.lower(), price.bought) == (other.device.lower(), other.bought)
+            for other in settings.prices[:position]
+        ):
+            raise WrongKeyError(
+                ("prices", position, "device"), f"`{price.device}` occurs twice in class {price.bought}"
+            )
+    for position, kind in enumerate(settings.nodes):
+        check_labels(kind.selector, ("nodes", position, "selector"))
+        if not kind.device.model:
+            raise WrongKeyError(("nodes", position, "device", "model"), "expected the name of a product, such as T4")
+        if not kind.device.memory_bytes:
+            raise WrongKeyError(("nodes", position, "device", "memory"), "expected more than nothing")
+        _check_slicing(kind, ("nodes", position, "slicing", "replicas"))
+        _check_cut(kind, ("nodes", position, "slicing", "cut"))
+        _check_giver(kind, ("nodes", position, "slicing"))
+        _check_sharing(kind, ("nodes", position, "slicing"))
+    _check_cutting(settings)
+    check_providers(settings.capacity)
+    _check_signatures(settings.weights.signatures, ("weights", "signatures"))
+
+
+def _check_signatures(signatures: Signatures, at: Path) -> None:
+    if signatures.policy != "off" and not (signatures.keys or signatures.identities):
+        raise WrongKeyError((*at, "keys"), f"missing; policy {signatures.policy} needs keys or identities to check by")
+    root = signatures.trusted_root
+    if bool(signatures.identities) != (root is not None):
+        raise WrongKeyError((*at, "trustedRoot"), "identities and what they are checked by go together")
+    if root is not None and not root.startswith("/"):
+        raise WrongKeyError((*at, "trustedRoot"), "expected an absolute path")
+    for position, key in enumerate(signatures.keys):
+        where = (*at, "keys", position)
+        if "PRIVATE KEY" in key:
+            raise WrongKeyError(where, "this is a private key, which belongs to who signs alone: give its public key")
+        if not key.startswith(("/", BEGIN)):
+            raise WrongKeyError(where, f"expected a public key in PEM, which begins with {BEGIN}, or an absolute path")
+
+
+def _check_cut(kind: NodeKind, at: Path) -> None:
+    if kind.slicing is not None and kind.slicing.cut and kind.slicing.kind not in {"mig", "dra"}:
+        raise WrongKeyError(at, "only devices of kind mig or dra can be cut: leave it out, or say one of them")
+
+
+def _check_giver(kind: NodeKind, at: Path) -> None:
+    """What only some that give devices out can do."""
+    slicing = kind.slicing
+    if slicing is not None and not slicing.overcommit and slicing.kind not in {"hami", "volcano"}:
+        raise WrongKeyError((*at, "overcommit"), "only devices of kind hami or volcano are overcommitted: leave it out")
+    if slicing is not None and slicing.template:
+        if slicing.kind != "hami":
+            raise WrongKeyError((*at, "template"), "only HAMi cuts NPUs by templates: leave it out, or say kind hami")
+        if slicing.template not in TEMPLATES:
+            raise WrongKeyError((*at, "template"), f"expected one of {', '.join(TEMPLATES)}")
+    if slicing is not None and slicing.alternatives and slicing.kind != "dra":
+        raise WrongKeyError((*at, "alternatives"), "only claims have them: leave it out, or say kind dra")
+
+
+def _check_cutting(settings: Settings) -> None:
+    check_object_name(settings.cutting.namespace, ("cutting", "namespace"))
+    check_object_name(settings.cutting.config_map, ("cutting", "configMap"))
+    if settings.cutting.config_map in OPERATORS_OWN:
+        raise WrongKeyError(("cutting", "configMap"), "the GPU operator writes this one itself: name one of your own")
+
+
+def _check_slicing(kind: NodeKind, at: Path) -> None:
+    slicing = kind.slicing
+    if slicing is None or (slicing.kind not in REPLICATED) == (slicing.replicas is None) or slicing.sharing is not None:
+        return
+    if slicing.kind not in REPLICATED:
+        why = {
+            "whole": "a whole device has none",
+            "kai": "KAI shares a device by memory",
+            "dra": "only a GPU with `sharing` has them",
+        }
+        what = why.get(slicing.kind, f"nodes tell the parts of kind {slicing.kind}")
+        raise WrongKeyError(at, f"{what}: leave it out, or say kind timeslice or mps")
+    raise WrongKeyError(at, f"missing; kind {slicing.kind} needs how many times each device is offered")
+
+
+def _check_sharing(kind: NodeKind, at: Path) -> None:
+    """What cannot be where Replicas have a GPU by one claim."""
+    slicing = kind.slicing
+    if slicing is None or slicing.sharing is None:
+        return
+    if slicing.kind != "dra":
+        raise WrongKeyError((*at, "sharing"), "only a DRA driver is told how to share: leave it out, or say kind dra")
+    for key, said in (("cut", slicing.cut), ("alternatives", slicing.alternatives)):
+        if said:
+            raise WrongKeyError(
+                (*at, key), "a GPU that is shared has one claim, for all of it: leave this or sharing out"
+            )

@@ -7,7 +7,7 @@ raises when the table does not allow it; so the World always shows what was orde
 from __future__ import annotations
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.state.leases import AcquireOrder, LeaseId, ReleaseOrder
+from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, ReleaseOrder
 from autoscaler.state.mig import CutOrder
 from autoscaler.state.world import Fact, Replica, SliceId
 

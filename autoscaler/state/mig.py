@@ -6,8 +6,8 @@ is `autoscaler.fold.mig`'s. Moments are seconds of the World's monotonic clock.
 
 from __future__ import annotations
 
+from autoscaler.state.node_labels import Taint
 from autoscaler.state.operator_orders import Said
-from autoscaler.state.taints import Taint
 
 SUCCESS, FAILED = "success", "failed"
 """What NVIDIA's mig-manager says of a node when it is done; all else means that it is not, or does not run."""

@@ -1,7 +1,7 @@
 """What operators order and agents of nodes say, as the World keeps it, and the observations that bring it there.
 
 Owns these types only. What an order means is `autoscaler.queries.cordons`'; how it gets into the World is
-`autoscaler.fold.fold_orders`'. Moments are seconds of the World's monotonic clock.
+`autoscaler.fold.operator_orders`'. Moments are seconds of the World's monotonic clock.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Node(Said, frozen=True):
     looked_s: float = 0.0
     """When the agent looked."""
     pods_before: tuple[PodDevices, ...] = ()
-    """Pods that are not in the report any more, and what they had, newest last; see `autoscaler.fold.fold_orders`."""
+    """Pods that are not in the report any more, and what they had, newest last (`autoscaler.fold.operator_orders`)."""
 
     unhealthy: tuple[str, ...] = ()
     """Derived from `report`: its Devices that are."""

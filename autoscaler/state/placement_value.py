@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from autoscaler.state.lanes import Lane, Wanted
+from autoscaler.state.resources import Lane, Wanted
 
 
 class Alike(NamedTuple):

@@ -26,17 +26,15 @@ from autoscaler.contract import (
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant
+from autoscaler.state.capacity_orders import NO_MARKS, Capacity, Marks
+from autoscaler.state.capacity_orders import NOTHING as NO_CAPACITY
 from autoscaler.state.images import NodeImages
-from autoscaler.state.lanes import Isolation
-from autoscaler.state.leases import NO_MARKS, Capacity, Marks
-from autoscaler.state.leases import NOTHING as NO_CAPACITY
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.mig import Cuttable, Intent
-from autoscaler.state.node_labels import Coming
+from autoscaler.state.node_labels import Coming, Shun, Taint
 from autoscaler.state.operator_orders import Cordon, Node, Place, StopOrder
 from autoscaler.state.placement_value import Lesson
-from autoscaler.state.resources import NOTHING, Beside, Host
-from autoscaler.state.taints import Shun, Taint
+from autoscaler.state.resources import NOTHING, Beside, Host, Isolation
 from autoscaler.weights.mounts import ClusterFacts
 
 SliceId = NewType("SliceId", str)

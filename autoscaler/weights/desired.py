@@ -2,13 +2,34 @@
 
 Owns that line for a cluster. What an engine is told by name, of the Hub, it fetches with its own login into its own
 pod, and needs no agent; a pattern of its files (`?include=`) no engine knows.
+
+Which weights the nodes of a cluster are to have, and how far those of a Replica are. Pure: of a snapshot.
+
+Owns both sides of what agents are told and say of weights. Promises: a failure, and a Copy, count only for the Replica
+that the agent names, so that another try is one, and whoever may not have weights is not given them because they are
+there. Which of the weights an engine loads is decided here, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from autoscaler.agent_contract import OWN, FabricWant, ImageWant, Laid, LaidAdapter, NodeWant, NodeWants, Wish, wish_of
+from autoscaler.contract import ModelName, WeightsReport
+from autoscaler.queries.node_reports import fresh
 from autoscaler.spec.artifact import is_stored
-from autoscaler.spec.engines import ENGINES, fetches
+from autoscaler.spec.artifact import named as artifact_name
+from autoscaler.spec.engines import ENGINES, EngineError, fetches
 from autoscaler.spec.model import Model
+from autoscaler.spec.validation import ADAPTER_PATH
+from autoscaler.state.actions import Unmet
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import Node
+from autoscaler.state.world import NodeId, Replica, World
+from autoscaler.text import size
+from autoscaler.weights import mounts
+from autoscaler.weights.mounts import Found
 
 
 def stored(artifact: str | None, engine: str) -> bool:
@@ -20,3 +41,212 @@ def lying(model: Model) -> str | None:
     """Where a Model's weights lie that its engine does not fetch itself; None: it does, or there are none."""
     artifact = model.spec.artifact
     return None if artifact is None or fetches(artifact, ENGINES[model.spec.engine]) else artifact
+
+
+AGENT_S_MAX = 30.0
+"""A Replica waits so long for an agent that says nothing of its node's weights; then its start has failed. One that is
+replaced is back sooner."""
+BEGINS = frozenset((S.PENDING, S.STARTING))
+NO_IMAGES: Mapping[NodeId, tuple[ImageWant, ...]] = {}
+NO_FABRIC: Mapping[NodeId, tuple[FabricWant, ...]] = {}
+
+
+class Coming(NamedTuple):
+    """Weights that are not there yet."""
+
+    words: str
+    """How far they are."""
+
+
+class Failed(NamedTuple):
+    """Weights that did not come."""
+
+    reason: str
+
+
+def parts(model: Model) -> dict[str, Wish]:
+    """What nodes' stores are to have of it: OWN, and adapters by their names."""
+    spec = model.spec
+    secret, unsafe = spec.pull_secret or "", spec.allow_unsafe
+    own = {OWN: spec.artifact or ""} if stored(spec.artifact, spec.engine) else {}
+    named = own | {one.name: one.artifact for one in spec.adapters if is_stored(one.artifact)}
+    return {name: Wish(artifact_name(artifact), secret, unsafe) for name, artifact in named.items()}
+
+
+def wishes(world: World, model: Model) -> dict[str, Wish]:
+    """As `parts`, as nodes are asked now: what pods mount as an image is looked at, and not brought."""
+    settings, facts = world.settings, world.mounting
+    return {
+        name: wish._replace(look=mounts.as_image(wish.artifact, settings, facts)) for name, wish in parts(model).items()
+    }
+
+
+def found(world: World, model: Model, part: str = OWN) -> Found | None:
+    """What is known of an artifact of it, wherever it is; None: nobody has looked."""
+    wish = parts(model).get(part)
+    said = None if wish is None else world.looked.get(wish._replace(look=True))
+    return None if said is None else Found(said.digest, image=said.image, why=said.no_image)
+
+
+def unsized(model: Model) -> bool:
+    """Whether its artifact's header says what its document does not: how much memory it takes, or how that is made."""
+    gpu = model.spec.gpu
+    made = gpu.elastic_percent is not None or gpu.growth_percent is not None or ENGINES[model.spec.engine].pages
+    return gpu.count > 0 and (made or not gpu.memory_bytes)
+
+
+def node_of(world: World, replica: Replica) -> NodeId | None:
+    """Where it is placed; None: its scheduler chooses."""
+    if not replica.slices:
+        return None
+    slice_ = world.slices.get(replica.slices[0])
+    return NodeId(replica.slices[0].partition("/")[0]) if slice_ is None else slice_.node
+
+
+def ahead(world: World, unmet: Iterable[Unmet]) -> tuple[tuple[ModelName, NodeId], ...]:
+    """Where who waits for room will be: who Calls wait for, or `replicas.min` asks for, and has a place promised."""
+    at = ((one.model, world.slices[id].node) for one in unmet for id in one.slices if id in world.slices)
+    return tuple(sorted({(name, node) for name, node in at if name in world.models}))
+
+
+def wanted(
+    world: World,
+    early: Iterable[tuple[ModelName, NodeId]] = (),
+    images: Mapping[NodeId, tuple[ImageWant, ...]] = NO_IMAGES,
+    looks: Iterable[tuple[NodeId, Wish]] = (),
+    fabric: Mapping[NodeId, tuple[FabricWant, ...]] = NO_FABRIC,
+) -> dict[NodeId, NodeWants]:
+    """What each node is to have, where that is anything. `early`: of `ahead`. `images`: see
+    `autoscaler.weights.image_prepull`. `looks`: of `autoscaler.weights.inspection`. `fabric`: of
+    `autoscaler.capacity.fabric_agents`.
+    """
+    waiting: dict[NodeId, dict[Wish, list[Replica]]] = {}
+    held: dict[NodeId, set[str]] = {}
+    models = {
+        model.name: (model, asked)
+        for model in world.models.values()
+        if (asked := frozenset(wishes(world, model).values()))
+    }
+    for replica in world.replicas.values():
+        known = models.get(replica.model)
+        node = node_of(world, replica) if known is not None or replica.weights else None
+        if node is None:
+            continue
+        if replica.weights:
+            held.setdefault(node, set()).update(replica.weights)
+        if known is not None and replica.state in BEGINS and replica.spec_hash == known[0].spec_hash():
+            for wish in known[1]:
+                waiting.setdefault(node, {}).setdefault(wish, []).append(replica)
+    for name, node in early:
+        for wish in models[name][1] if name in models else ():
+            waiting.setdefault(node, {}).setdefault(wish, [])
+    for node, wish in looks:
+        waiting.setdefault(node, {}).setdefault(wish, [])
+    return {
+        node: NodeWants(
+            epoch=world.epoch,
+            wants=tuple(
+                NodeWant(**wish._asdict(), replicas=tuple(sorted(one.id for one in replicas)))
+                for wish, replicas in sorted(waiting.get(node, {}).items())
+            ),
+            images=images.get(node, ()),
+            held=tuple(sorted(held.get(node, ()))),
+            weights=world.settings.weights,
+            fabric=fabric.get(node, ()),
+        )
+        for node in sorted({*waiting, *held, *images, *fabric})
+    }
+
+
+def standing(world: World, replica: Replica, model: Model, since_s: float, now_s: float) -> Laid | Coming | Failed:
+    """How far the weights of a Replica are that waits for them since `since_s`."""
+    name = node_of(world, replica)
+    if name is None:
+        return Failed(nowhere(model))
+    node = world.nodes.get(name)
+    if node is None or not fresh(node, now_s) or not node.report.brings:
+        words = f"no agent says that it brings weights to node {name}"
+        heard_s = node.seen_s if node is not None and node.report.brings else since_s
+        if now_s >= max(since_s, heard_s) + AGENT_S_MAX:
+            return Failed(f"{words}: let one run there (the chart's agent.enabled), or mount the weights")
+        return Coming(words)
+    asked = wishes(world, model)
+    said = {part: one for part, wish in asked.items() if (one := _said(node, wish, replica)) is not None}
+    for part, one in said.items():
+        if why := one.failed or _unseen(world, one):
+            return Failed(f"adapter {part}: {why}" if part else why)
+    if len(said) == len(asked) and all(one.folder or one.digest for one in said.values()):
+        try:
+            return _laid(said, model)
+        except EngineError as error:
+            return Failed(str(error))
+    now = world.models.get(model.name)
+    if now is not None and now.spec_hash() != replica.spec_hash:
+        return Failed("its Model was changed while they came")  # `wanted` speaks of it no more
+    return Coming(_so_far(node, set(asked.values())))
+
+
+def _said(node: Node, wish: Wish, replica: Replica) -> WeightsReport | None:
+    """What its agent says of them to this Replica."""
+    return next((one for one in node.report.weights if replica.id in one.replicas and wish_of(one) == wish), None)
+
+
+def _unseen(world: World, said: WeightsReport) -> str:
+    """Why pods cannot mount what was looked at; empty: they can, or it was brought."""
+    if not said.look or said.image is not None or not said.digest:
+        return ""
+    settings, facts = world.settings, world.mounting or mounts.ClusterFacts()
+    return mounts.choose(said.artifact, settings, facts, found=Found(said.digest, why=said.no_image)).reason
+
+
+def _so_far(node: Node, wishes: set[Wish]) -> str:
+    """How far those are that are under way, as one sum: for whom is no matter."""
+    coming = {wish: one for one in node.report.weights if (wish := wish_of(one)) in wishes and one.total_bytes}.values()
+    if not coming:
+        return "asked for"
+    came, total = (size(sum(column)) for column in zip(*((one.bytes, one.total_bytes) for one in coming), strict=True))
+    return f"{came} of {total}, {size(round(sum(one.bytes_per_s for one in coming)))} a second"
+
+
+def _laid(said: Mapping[str, WeightsReport], model: Model) -> Laid:
+    """All of them are there. Raises EngineError."""
+    adapters = tuple(
+        LaidAdapter(name, one.folder, laid_over(one.adapters, name), one.digest, one.image)
+        for name, one in said.items()
+        if name
+    )
+    own = said.get(OWN)
+    if own is None:
+        return Laid("", "", adapters)
+    return Laid(own.folder, loaded(own.ggufs, model), adapters, own.digest, own.image)
+
+
+def nowhere(model: Model) -> str:
+    """Of one whose node is its scheduler's choice."""
+    artifact = next(iter(parts(model).values())).artifact
+    return f"{artifact} is brought to one node, and a scheduler chooses among all: ask for a device (gpu)"
+
+
+def loaded(ggufs: Sequence[str], model: Model) -> str:
+    """Which of these GGUF files an engine loads, of all in its artifact; empty: the folder. Raises EngineError."""
+    if len(ggufs) == 1:
+        return ggufs[0]
+    if ggufs:
+        raise EngineError(
+            f"{model.spec.artifact} holds {len(ggufs)} GGUF files: {', '.join(sorted(ggufs)[:4])}; pack one"
+        )
+    if model.spec.engine == "llama.cpp":
+        raise EngineError(f"{model.spec.artifact} holds no GGUF file, and llama.cpp loads no other")
+    return ""
+
+
+def laid_over(found: Sequence[str], name: str) -> str:
+    """Which of these files or folders the adapter is, of all in its artifact that could be one. Raises EngineError."""
+    if len(found) != 1:
+        what = (
+            f"{len(found)} adapters: {', '.join(sorted(found)[:4])}" if found else "no adapter (GGUF, or PEFT's files)"
+        )
+        raise EngineError(f"adapter {name}: its artifact holds {what}; pack one")
+    if not ADAPTER_PATH.fullmatch(f"file:///{found[0] or '.'}"):
+        raise EngineError(f"adapter {name}: {found[0]} has one of , : = in it, which engines read as something else")
+    return found[0]

@@ -22,8 +22,8 @@ from autoscaler.placement.model.predicates import admits, barred
 from autoscaler.placement.model.types import Choice, Force, lane_of
 from autoscaler.spec.model import Model
 from autoscaler.state.images import NONE, Whereabouts, named
-from autoscaler.state.lanes import Kind
 from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import Kind
 from autoscaler.state.world import NodeId, SliceId, World
 
 NODES_ENOUGH: Final = 2

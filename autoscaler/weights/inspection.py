@@ -16,7 +16,7 @@ from autoscaler.agent_contract import Wish, wish_of
 from autoscaler.contract import WeightsReport
 from autoscaler.queries.node_reports import fresh
 from autoscaler.state.world import NodeId, World
-from autoscaler.weights.wanted import unsized, wishes
+from autoscaler.weights.desired import unsized, wishes
 
 SILENT_S = 6.0
 """An agent says within a second or two what it does; `autoscaler.planner.reconcile` waits for two of them."""

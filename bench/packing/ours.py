@@ -8,16 +8,14 @@ from collections.abc import Callable, Sequence
 
 import autoscaler.placement.index.elastic
 from autoscaler.contract import ModelName
-from autoscaler.placement.index.arrays import Stock
+from autoscaler.placement.index.arrays import Node, Stock
 from autoscaler.placement.index.elastic import Elastic
 from autoscaler.placement.index.index import Yard
 from autoscaler.placement.index.residual_waste import Taught
-from autoscaler.placement.index.stocknodes import Node
 from autoscaler.placement.learning.learner import Draw, Learner
 from autoscaler.placement.model.types import Outlook, Placement, Shelf, Want
 from autoscaler.placement.packer import pack
-from autoscaler.state.lanes import EITHER, Kind, Lane, Room, Wanted
-from autoscaler.state.resources import Host
+from autoscaler.state.resources import EITHER, Host, Kind, Lane, Room, Wanted
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 from bench.packing import openb
 from bench.packing.openb import MILLI, NodeRow

@@ -124,6 +124,8 @@ def reference(text: str, moved: dict[str, str], inside: str = "") -> str:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in attributes:
             new = attributes[node.value.id]
             value = node.value
+            if not new and node.attr in taken:
+                print(f"{inside}:{node.lineno}: {node.attr} may be another {node.attr} here", file=sys.stderr)
             end = (value.end_lineno or 0, (value.end_col_offset or 0) + (0 if new else 1))
             edits.append((value.lineno, value.col_offset, *end, new))
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and attributes.get(node.id):

@@ -6,7 +6,7 @@ from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.provisioning_request.provider import ProvisioningProvider
 from autoscaler.spec import load
 from autoscaler.spec.settings import Settings
-from autoscaler.state.leases import Offer
+from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.world import World
 from tests.kit.chart import example, named
 from tests.kit.objects import PlayedServer

@@ -11,8 +11,8 @@ from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.resources import status, status_writer
 from autoscaler.kubernetes.resources.event_writer import Events
 from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation
+from autoscaler.kubernetes.resources.status import subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
-from autoscaler.kubernetes.resources.subjects import subjects
 from autoscaler.kubernetes.resources.watcher import Customs, StatusSeen
 from autoscaler.spec.load import one as parse
 from autoscaler.spec.names import Origin

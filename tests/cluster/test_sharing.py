@@ -17,7 +17,7 @@ from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.objects.device_plugin_config import CHOICE, PLACES
 from autoscaler.drivers.kubernetes.objects.node import RESLICED
 from autoscaler.kubernetes.api import MERGE, Api, ApiError
-from autoscaler.queries.sizing import AS_ASKED, Given
+from autoscaler.queries.memory import AS_ASKED, Given
 from autoscaler.spec.model import Model
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings

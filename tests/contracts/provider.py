@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.providers.provider import Provider, RefusedError
-from autoscaler.state.capacity_orders import name_of
-from autoscaler.state.leases import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder
+from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder, name_of
 from autoscaler.state.world import World
 from tests.kit.worlds import model, world
 

@@ -15,8 +15,8 @@ from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import Planner
 from autoscaler.routing import routes
 from autoscaler.spec import load
+from autoscaler.spec.decode import Part
 from autoscaler.spec.load import DocumentError, ModelDocument, SettingsDocument, TenantDocument
-from autoscaler.spec.part import Part
 from autoscaler.state.events import DocumentsSeen
 from tests.fuzz.hostile import VALUES, Members, Written, tree, written
 from tests.fuzz.lines import check_line

@@ -21,14 +21,14 @@ from kubernetes.aio import client
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
 from autoscaler.drivers.kubernetes.adoption.objects import WorkloadSeen, read_workload
-from autoscaler.drivers.kubernetes.adoption.runner import Means, Runner
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
+from autoscaler.drivers.kubernetes.adoption.workload_controller import Means, Runner
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
+from autoscaler.drivers.kubernetes.inventory.declared import DeclaredDevices
 from autoscaler.drivers.kubernetes.inventory.disruption_budgets import Disruptions
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
 from autoscaler.drivers.kubernetes.inventory.node_cordons import NodeCordons
-from autoscaler.drivers.kubernetes.inventory.quotas import DeclaredDevices
 from autoscaler.kubernetes.api import Api, Object, UnreachableError
 from autoscaler.kubernetes.decoding import read_event
 from autoscaler.kubernetes.gateway_pods import GatewayPods

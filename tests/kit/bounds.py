@@ -33,7 +33,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "Replicas asked for in one tick": ("autoscaler.planner.reconcile.WANTS_MAX",),
     "moves of Replicas for room in pieces": (
         "autoscaler.rearrange.defragmentation.EVERY_S",
-        "autoscaler.rearrange.moves.AGAIN_S",
+        "autoscaler.rearrange.migration.AGAIN_S",
     ),
     "search for moves": (
         "autoscaler.rearrange.defragmentation.KINDS_MAX",
@@ -218,7 +218,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "a Model waits for what its artifact's header says of memory": ("autoscaler.planner.reconcile.READ_S_MAX",),
     "a Replica waits for an agent that brings weights, for how pods can see them": (
-        "autoscaler.weights.wanted.AGENT_S_MAX",
+        "autoscaler.weights.desired.AGENT_S_MAX",
         "autoscaler.controller.weights_wait.LOOK_S_MAX",
     ),
     "a store of weights: files of one artifact that nobody else fetches meanwhile": (
@@ -277,8 +277,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "reference to an artifact": ("artifacts.reference.TEXT_CHARS_MAX", "artifacts.reference.NAME_CHARS_MAX"),
     "providers of capacity; Offers, Leases of one; orders that wait at one": (
         "autoscaler.spec.capacity.PROVIDERS_MAX",
-        "autoscaler.state.leases.OFFERS_MAX",
-        "autoscaler.state.leases.LISTED_MAX",
+        "autoscaler.state.capacity_orders.OFFERS_MAX",
+        "autoscaler.state.capacity_orders.LISTED_MAX",
         "autoscaler.providers.runner.ORDERS_MAX",
     ),
     "orders of one provider that wait in a queue (ProvisioningRequests, places at Kueue)": (
@@ -291,11 +291,11 @@ ROWS: dict[str, tuple[str, ...]] = {
     "Replicas without room that one Plan looks at, kinds of them, Offers that it tries, Leases that it orders": (
         "autoscaler.provisioning.provisioner.WANTS_MAX",
         "autoscaler.provisioning.provisioner.KINDS_MAX",
-        "autoscaler.provisioning.trials.TRIALS_MAX",
+        "autoscaler.provisioning.offer_selection.TRIALS_MAX",
         "autoscaler.provisioning.provisioner.ORDERS_MAX",
     ),
     "a Lease that no list shows; a new leader waits for a provider that is silent": (
-        "autoscaler.state.leases.UNSEEN_S",
+        "autoscaler.state.capacity_orders.UNSEEN_S",
         "autoscaler.provisioning.provisioner.UNLISTED_S",
     ),
     "a fabric's Redfish service: an answer; resource blocks, pages of their list; requests at once": (
@@ -336,7 +336,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "kinds of Offer of which it is remembered how long they took; times of each": (
         "autoscaler.fold.capacity.KINDS_MAX",
-        "autoscaler.state.leases.STARTS_MAX",
+        "autoscaler.state.capacity_orders.STARTS_MAX",
     ),
     "documents": ("autoscaler.spec.yaml.TEXT_CHARS_MAX",),
     "a response of the operations port, to a command": (

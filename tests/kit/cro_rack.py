@@ -13,7 +13,7 @@ from autoscaler.providers.kube import Object
 from autoscaler.providers.provider import Provider
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Price, Settings
-from autoscaler.state.leases import LeaseId, Listed, ReleaseOrder
+from autoscaler.state.capacity_orders import LeaseId, Listed, ReleaseOrder
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 from tests.contracts.provider import order
 from tests.kit.fake_cro import NONE_FREE, FakeCro

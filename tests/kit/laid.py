@@ -14,7 +14,7 @@ from autoscaler.placement.model.bins import shelves, want_of
 from autoscaler.placement.model.types import Force, Missing, Outlook, Want
 from autoscaler.planner.plan import plan
 from autoscaler.rearrange.defragmentation import Defragmented, defragment
-from autoscaler.rearrange.moves import Ground
+from autoscaler.rearrange.migration import Ground
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.world import NodeId, Replica, Slice, World

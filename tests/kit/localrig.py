@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.local.devices import Devices
-from autoscaler.drivers.local.local import LocalDriver
+from autoscaler.drivers.local.driver import LocalDriver
 from autoscaler.drivers.local.nvml import Nvml
 from autoscaler.drivers.local.processes import facts, mark_of
 from autoscaler.drivers.local.state_directory import StateDirectory
-from autoscaler.queries.sizing import AS_ASKED, Given
+from autoscaler.queries.memory import AS_ASKED, Given
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import DeclaredDevice

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.planner.plan import plan
 from autoscaler.state.actions import AcquireLease, Acted, Action, ReleaseLease
+from autoscaler.state.capacity_orders import LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
 from autoscaler.state.events import Reported, SlicesSeen
-from autoscaler.state.leases import LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 from tests.kit.worlds import GI, T0, device, gateway, level, model, world
 

@@ -17,7 +17,7 @@ from autoscaler.providers.redfish.inventory import Noted, Reading
 from autoscaler.providers.redfish.planning import Terms
 from autoscaler.providers.redfish.provider import RedfishFabric
 from autoscaler.providers.redfish.system_writer import Around
-from autoscaler.state.leases import AcquireOrder, Listed
+from autoscaler.state.capacity_orders import AcquireOrder, Listed
 from tests.contracts.provider import order
 from tests.kit import certificates
 from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric

@@ -5,8 +5,7 @@ from __future__ import annotations
 from autoscaler.contract import ModelName
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
-from autoscaler.state.capacity_orders import name_of
-from autoscaler.state.leases import AcquireOrder, LeaseId, Offer
+from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, Offer, name_of
 from tests.kit.worlds import GI
 
 T4_NODES = (

@@ -19,9 +19,8 @@ from autoscaler.drivers.local.lessons import LessonFile
 from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.placement.learning import training as lessons
 from autoscaler.state.events import LessonLearnt
-from autoscaler.state.lanes import Lane
 from autoscaler.state.placement_value import Alike, Exercise, Lesson
-from autoscaler.state.resources import BYTES_MAX, CPU_MAX
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX, Lane
 from autoscaler.state.world import World
 from loadtest.result import Ending
 from pilotlight.tutor import Tutor

@@ -19,8 +19,8 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import contained
 from autoscaler.drivers.local import engine_logs
 from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.driver import LocalDriver
 from autoscaler.drivers.local.engine_process import Engine
-from autoscaler.drivers.local.local import LocalDriver
 from autoscaler.drivers.local.processes import BLANK, MARK, Facts, boot_id, facts, mark_of
 from autoscaler.drivers.local.readiness import Readiness
 from autoscaler.drivers.local.state_directory import Record
@@ -239,7 +239,7 @@ def test_what_surely_fails_is_known_without_a_start(rig: LocalRig, tmp_path: Pat
 
 
 def test_output_is_bounded_and_the_engine_never_blocks_on_it(rig: LocalRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.drivers.local.local.HOUSE_EVERY_S", 0.02)
+    monkeypatch.setattr("autoscaler.drivers.local.driver.HOUSE_EVERY_S", 0.02)
     flood = "import sys\nfor i in range(200_000): print(i, 'x' * 80)\nsys.stdout.flush()\n"
 
     def newest_of_little() -> str:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.local import cleanup, local
+from autoscaler.drivers.local import cleanup
+from autoscaler.drivers.local import driver as local
 from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.driver import LocalDriver
 from autoscaler.drivers.local.engine_process import Engine
-from autoscaler.drivers.local.local import LocalDriver
 from autoscaler.drivers.local.readiness import Readiness
 from autoscaler.state.events import Seen
 from tests.kit.fakenvml import FakeNvml

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.drivers.local.devices import Devices
-from autoscaler.drivers.local.local import LocalDriver
+from autoscaler.drivers.local.driver import LocalDriver
 from autoscaler.spec.model import Model
 from autoscaler.state.events import Seen
 from tests.contracts.driver import Manner

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from autoscaler.state.leases import Offer
+from autoscaler.state.capacity_orders import Offer
 from tests.kit.fakeprovider import Fate, Held
 from tests.kit.worlds import GI
 

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 from kubernetes.aio import client
 
-from autoscaler.kubernetes.api import Api, ApiError, Object
-from autoscaler.kubernetes.budget import Budget
+from autoscaler.kubernetes.api import Api, ApiError, Budget, Object
 from autoscaler.kubernetes.kubeconfig import Access
 from autoscaler.kubernetes.unreadable import Unreadable
 from autoscaler.kubernetes.watching import GONE, INITIAL_END

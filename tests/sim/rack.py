@@ -10,9 +10,9 @@ import asyncio
 from msgspec.structs import replace
 
 from autoscaler.providers.runner import Supplying, Told
+from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.events import SlicesSeen
-from autoscaler.state.leases import Offer
-from autoscaler.state.taints import Taint
+from autoscaler.state.node_labels import Taint
 from autoscaler.state.world import Slice
 from tests.kit.fakeprovider import FakeProvider, Fate
 from tests.sim.machine import Machine, Manners

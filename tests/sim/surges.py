@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 
 from autoscaler.capacity.lead_times import NO_LEARNT, expected, keep_s
 from autoscaler.demand import desired_replicas
-from autoscaler.placement.tryout import lacking
+from autoscaler.placement.simulate import lacking
 from autoscaler.providers.provider import RefusedError
 from autoscaler.provisioning.provisioner import UNLISTED_S
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import AcquireLease, Action, ReleaseLease, StartReplica
-from autoscaler.state.events import LeadingSeen, Seen, SlicesSeen, Synced
-from autoscaler.state.leases import (
+from autoscaler.state.capacity_orders import (
     AcquireOrder,
     LearntSeen,
     LeaseId,
@@ -33,6 +32,7 @@ from autoscaler.state.leases import (
     OffersSeen,
     ProvidersSeen,
 )
+from autoscaler.state.events import LeadingSeen, Seen, SlicesSeen, Synced
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Slice
 from tests.kit.fakeprovider import FakeProvider, Fate, Held

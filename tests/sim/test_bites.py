@@ -15,8 +15,8 @@ from autoscaler.placement.model import bins
 from autoscaler.queries import gateways, overcommit
 from autoscaler.routing import slots
 from autoscaler.spec.model import Model
-from autoscaler.state.lanes import Room
 from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.resources import Room
 from autoscaler.state.world import Replica, Slice, World
 from gateway.dispatch.fair_queue import Queue
 from tests.sim.gateway import SimGateway

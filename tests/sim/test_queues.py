@@ -7,7 +7,7 @@ import asyncio
 from msgspec.structs import replace
 
 from autoscaler.spec.model import ReplicaRange
-from autoscaler.state.leases import Offer
+from autoscaler.state.capacity_orders import Offer
 from tests.kit.fakeprovider import Fate
 from tests.sim.machine import Manners
 from tests.sim.rack import ADDED, GIB, CloudTown

@@ -32,12 +32,11 @@ from autoscaler.drivers.kubernetes.objects.node import NodeSeen
 from autoscaler.drivers.kubernetes.objects.pod import PodSeen
 from autoscaler.drivers.kubernetes.objects.replica_events import is_news, is_of, seen_in, unbound, with_finalizers
 from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
-from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Bringing
+from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Bringing, Policies, Refused
 from autoscaler.drivers.kubernetes.pod_builder import Making
 from autoscaler.drivers.kubernetes.pod_events import PodEvents
 from autoscaler.drivers.kubernetes.pod_writer import Orders
 from autoscaler.drivers.kubernetes.readiness import Asking
-from autoscaler.drivers.kubernetes.refused import Policies, Refused
 from autoscaler.faults import Failure, attempt, described, reraise_memory_error
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.watching import Change, Key, Watched

@@ -16,12 +16,12 @@ from autoscaler.drivers.kubernetes.inventory import resource_claims as claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.kubernetes.api import Object
-from autoscaler.queries.sizing import given
+from autoscaler.queries.memory import given
 from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import QUEUE, Pod
 from autoscaler.spec.settings import Settings
-from autoscaler.state.leases import Marks
+from autoscaler.state.capacity_orders import Marks
 from autoscaler.state.world import Replica
 from autoscaler.weights.mounts import MOUNT, Found
 

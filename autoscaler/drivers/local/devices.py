@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from autoscaler.drivers.local.nvml import Gpu, Nvml, NvmlError, open_nvml
-from autoscaler.queries.sizing import is_told
+from autoscaler.queries.memory import is_told
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import DeclaredDevice
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId

@@ -2,15 +2,47 @@
 
 Owns the race between the two. Promises: what nobody waits for any more is cancelled, and let go if it came all the
 same.
+
+The local driver: Replicas as processes of this machine (architecture, section 5). I/O; it decides nothing.
+
+Each Replica is a session of its own, marked in its environment, written down before it exists. So a driver that comes
+back after any death of the one before finds what runs (adopted), what is half there (killed) and what is gone. One task
+looks after each Replica from its start until nothing of it is left; another asks it whether it is ready.
+Promises: an end is observed at once (pidfd), with its reason; CLEAN only with a proof (`clearing`); when `run` is
+cancelled engines live on, untouched. Must not wait for anything in `start` and `stop`, except for the spawn itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
-from autoscaler.drivers.driver import Weights
+import msgspec
+
+from autoscaler.contract import ReplicaId
+from autoscaler.drivers.backoff import patiently
+from autoscaler.drivers.contained import NO_MODEL, begin, faults_of, persist
+from autoscaler.drivers.driver import Launch, Launcher, Observe, Supply, Weights
+from autoscaler.drivers.local import disk_space, engine_logs, processes
+from autoscaler.drivers.local.cleanup import EXITED, kill_all, prove
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.engine_process import Engine, record_of, unknown
+from autoscaler.drivers.local.pidfd import ProcessWatch
+from autoscaler.drivers.local.ports import HOST, Ports
+from autoscaler.drivers.local.readiness import Readiness
+from autoscaler.drivers.local.state_directory import Record, StateDirectory
+from autoscaler.faults import Failure, attempt, described, reraise_memory_error
+from autoscaler.queries.memory import given
 from autoscaler.spec.model import Model
+from autoscaler.state.events import Seen, SlicesSeen, Synced
+from autoscaler.state.world import Placing, Replica
 
 
 def nothing_to_bring(_model: Model, _told: Callable[[str], None]) -> None:
@@ -38,3 +70,398 @@ async def _let_go(getting: asyncio.Future[Weights]) -> None:
     await asyncio.wait({getting})
     if not getting.cancelled() and getting.exception() is None:
         getting.result().close()
+
+
+HOUSE_EVERY_S = 1.0
+LOOK_EVERY_S = 5.0
+"""How often orphans are reaped and devices asked how they are: a lost GPU is out within two looks."""
+IDENTIFY_AFTER_S = 0.005
+"""A process that has just been spawned keeps its /proc entries locked for milliseconds: nothing waits for them."""
+BRINGING = "its weights are brought here"
+ADOPT_SECONDS_MAX = 10.0
+"""Synced waits so long for what is half gone; what then is still there is observed as EXITED."""
+
+_log = logging.getLogger(__name__)
+
+
+class LocalDriver:
+    """Runs Replicas on this machine. `clock` is the monotonic one of the World."""
+
+    def __init__(
+        self, state: StateDirectory, launch: Launcher, devices: Devices, clock: Callable[[], float] = time.monotonic,
+        supply: Supply = nothing_to_bring,
+    ) -> None:  # fmt: skip
+        self._state = state
+        self._launch = launch
+        self._supply = supply
+        self._devices = devices
+        self._clock = clock
+        self._boot = processes.boot_id()
+        self._ports = Ports()
+        self._watch = ProcessWatch()
+        self._reaper = processes.Reaper(state.mark_prefix)
+        self._readiness = Readiness(devices, self._reaper, clock, self._see, self._remember)
+        self._engines: dict[ReplicaId, Engine] = {}
+        """Every Replica from its start until it is clean: as many as were started."""
+        self._observe: Observe = _not_running
+        self._tasks = asyncio.TaskGroup()
+
+    async def run(self, observe: Observe) -> None:
+        """Adopts, then observes until cancelled. One run per driver."""
+        self._observe = observe
+        try:
+            async with self._tasks as tasks:
+                await persist(self._open_devices, faults_of(NO_MODEL, observe, "devices"))
+                await persist(self._adopt, faults_of(NO_MODEL, observe, "adoption of engines"))
+                observe((Synced(),))
+                tasks.create_task(persist(self._keep_house, faults_of(NO_MODEL, observe, "logs of engines")))
+                if self._devices.measured:
+                    tasks.create_task(persist(self._watch_devices, faults_of(NO_MODEL, observe, "devices")))
+        finally:
+            self._observe = _not_running
+            for engine in self._engines.values():
+                self._watch.forget(engine.record.id)
+                if engine.child is not None:
+                    engine.child.returncode = 0  # it lives on without us: nothing to warn of when it is collected
+
+    def obstacle(self, model: Model) -> str:
+        """Why its launch cannot be made, or that its program is not there."""
+        try:
+            launch = self._launch(model, HOST, 0)
+            program = launch.argv[0]
+        except Exception as error:  # noqa: BLE001 - as in `start`
+            return _said(error).removeprefix(f"Model {model.name}: ")
+        if shutil.which(program, path=launch.env.get("PATH")) is not None:
+            return ""
+        where = "" if os.sep in program else " on the PATH"
+        return f"there is no program {program}{where}; install it, or correct spec.command"
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def start(self, replica: Replica, model: Model) -> None:
+        """Spawns the engine now, or when its weights are here; a Replica that is known is only observed again."""
+        known = self._engines.get(replica.id)
+        if known is not None:
+            self._see(known, known.seen, reason=known.reason)
+            return
+        waiting = self._unborn(replica)
+        waiting.waits = BRINGING
+        coming = self._supply(model, partial(self._tell, waiting))
+        if coming is None:
+            self._begin(replica, model)
+            return
+        self._engines[replica.id] = waiting
+        report = faults_of(replica.model, self._observe)
+        begin(self._tasks, self._bring(waiting, coming, replica), report)
+        self._see(waiting, Seen.STARTING)
+
+    async def _bring(self, waiting: Engine, coming: Awaitable[Weights], replica: Replica) -> None:
+        """Its weights first, unless it is stopped meanwhile."""
+        try:
+            weights = await bring(coming, waiting.over)
+        except Exception as error:  # noqa: BLE001 - supply is foreign, as launch is
+            self._engines.pop(replica.id)
+            self._failed(replica, f"its weights: {_said(error)}")
+            return
+        self._engines.pop(replica.id)
+        if weights is None:
+            self._failed(replica, "stopped")
+            return
+        self._begin(replica, weights.model, weights)
+
+    def _tell(self, waiting: Engine, how_far: str) -> None:
+        if self._engines.get(waiting.record.id) is waiting:
+            waiting.waits = f"{BRINGING}: {how_far}"
+            self._see(waiting, Seen.STARTING)
+
+    def _begin(self, replica: Replica, model: Model, weights: Weights | None = None) -> None:
+        """Spawns the engine, as soon as the disk has space; `weights`: what was brought for it."""
+        if disk_space.is_full(disk_space.space(self._state.path)):
+            self._begin_with_space(replica, model, weights)
+            return
+        record = record_of(replica)
+        try:
+            port = self._ports.choose(self._clock())
+            launch = self._launch(model, HOST, port, given(model, replica, self._devices.fraction(model, replica)))
+            record = msgspec.structs.replace(
+                record, port=port, readiness_path=launch.readiness_path, tls=model.spec.tls, boot=self._boot
+            )
+            self._state.put(record)
+            engine = self._spawn(record, launch, weights)
+        except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start of one Model
+            self._forget(replica.id)
+            if disk_space.refused(error):
+                self._begin_with_space(replica, model, weights)
+                return
+            if weights is not None:
+                weights.close()
+            self._failed(replica, _said(error))
+            return
+        self._take(engine)
+        self._care_for(engine, self._live)
+        self._see(engine, Seen.STARTING)
+
+    def _begin_with_space(self, replica: Replica, model: Model, weights: Weights | None) -> None:
+        """Waits for space, unless it is stopped meanwhile. No failed start."""
+        waiting = self._unborn(replica)
+        waiting.waits = disk_space.REASON
+        self._engines[replica.id] = waiting
+
+        async def spawn_later() -> None:
+            has_space = False
+            try:
+                has_space = await disk_space.wait(self._state.path, waiting.over)
+            finally:
+                self._engines.pop(replica.id)
+                if weights is not None and not has_space:
+                    weights.close()
+            if has_space:
+                self._begin(replica, model, weights)
+            else:
+                self._failed(replica, "stopped")
+
+        begin(self._tasks, spawn_later(), faults_of(replica.model, self._observe))
+        self._see(waiting, Seen.STARTING)
+
+    def _failed(self, replica: Replica, reason: str) -> None:
+        """It has no process, and will have none."""
+        failed = self._unborn(replica)
+        self._see(failed, Seen.EXITED, reason=reason)
+        self._see(failed, Seen.CLEAN, proof=EXITED)
+
+    def _unborn(self, replica: Replica) -> Engine:
+        return Engine(mark=self._mark(replica.id), record=record_of(replica), child=None, born_s=self._clock())
+
+    def stop(self, replica: Replica, grace_s: float) -> None:
+        """SIGTERM, after `grace_s` SIGKILL. A later order can only shorten the grace. What is not known is clean."""
+        engine = self._engines.get(replica.id)
+        if engine is None:
+            # adoption took or killed everything with our mark, and no engine is forgotten before its proof
+            self._see(self._unborn(replica), Seen.CLEAN, proof=EXITED)
+        else:
+            engine.end_within(grace_s)
+
+    def _spawn(self, record: Record, launch: Launch, weights: Weights | None) -> Engine:
+        pulled = Placing() if weights is None else Placing(pulled_s=self._clock())
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PILOTLIGHT_")}
+        env |= {**launch.env, **self._devices.environment(record.slices), processes.MARK: self._mark(record.id)}
+        output = engine_logs.open_for_engine(self._state.log(record.id))
+        try:
+            child = processes.spawn(launch.argv, env, output, () if weights is None else weights.lease_fds)
+        finally:
+            os.close(output)
+        record = msgspec.structs.replace(record, pid=child.pid)
+        born_s, mark = self._clock(), env[processes.MARK]
+        return Engine(mark=mark, record=record, child=child, born_s=born_s, weights=weights, placing=pulled)
+
+    def _take(self, engine: Engine) -> None:
+        """From now on the end of its main process is noticed."""
+        record = engine.record
+        self._engines[record.id] = engine
+        if engine.child is not None:
+            self._reaper.spare(record.pid)
+        self._watch.watch(record.id, record.pid, engine.end)
+        if engine.child is None and not processes.alive(record.pid, record.start_ticks, self._mark(record.id)):
+            engine.end()  # it ended, and its pid was reused, before it was watched
+
+    # --- one Replica --------------------------------------------------------------------------------------------------
+
+    def _care_for(self, engine: Engine, work: Callable[[Engine], Awaitable[None]]) -> asyncio.Task[None]:
+        """A fault in it is one of the engine's Model; it is tried again, so that the engine's end is noticed."""
+        report = faults_of(engine.record.model, self._observe)
+        return self._tasks.create_task(persist(partial(work, engine), report))
+
+    async def _live(self, engine: Engine) -> None:
+        """From its start to its proof of clean."""
+        asking = self._care_for(engine, self._readiness.ask)
+        try:
+            if engine.child is not None:
+                await self._identify(engine)
+            await engine.over.wait()
+        finally:
+            asking.cancel()
+        if not engine.ended.is_set():
+            reason = await self._end(engine)
+        else:
+            reason = self._why_it_ended(engine)
+            if disk_space.is_full(disk_space.space(self._state.path)):  # it is not to blame: no failed start
+                reason = f"{disk_space.REASON} ({reason})"
+                self._see(engine, Seen.LEAVING, reason=reason)
+        self._see(engine, Seen.EXITED, reason=reason)
+        await self._clear(engine)
+
+    async def _identify(self, engine: Engine) -> None:
+        """Writes down who its process is; until then it would be adopted by its mark."""
+        await asyncio.sleep(IDENTIFY_AFTER_S)
+        facts = await patiently(partial(processes.facts, engine.record.pid))
+        if facts is not None:  # our child and not reaped, so it is
+            engine.record = msgspec.structs.replace(engine.record, start_ticks=facts.start_ticks)
+        self._remember(engine.record)
+
+    async def _end(self, engine: Engine) -> str:
+        """SIGTERM to all of it, then its grace; what is left after that is for `_clear`. Returns the reason."""
+        if engine.child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(engine.record.pid, signal.SIGTERM)
+        else:
+            found, _ = await processes.find(engine.claim, self._reaper)
+            await patiently(partial(processes.send, found, signal.SIGTERM))
+        if await engine.wait_for_end():
+            return "stopped"
+        return "did not end within its grace after SIGTERM and was killed"
+
+    def _why_it_ended(self, engine: Engine) -> str:
+        """For people. An engine that never was ready never saw a Call, so its own last words are safe to show.
+
+        Of an adopted one that is not known: its driver may have died between its first Call and the record of it.
+        """
+        ours = engine.child is not None
+        how = processes.how_it_ended(engine.record.pid) if ours else ""
+        how = how or "ended (it was adopted, so its exit status is not known)"
+        words = engine_logs.last_line(self._state.log(engine.record.id)) if ours and not engine.record.was_ready else ""
+        return f"{how}: {words}" if words else how
+
+    async def _clear(self, engine: Engine) -> None:
+        """Kills what is left, proves that nothing is, and forgets it."""
+
+        def alarm(what: str) -> None:
+            _log.error("replica is not clean replica=%s reason=%s", engine.record.id, what)
+            self._see(engine, Seen.EXITED, reason=what)
+
+        record = engine.record
+        await kill_all(engine.claim, self._reaper, self._clock, alarm)
+        proof = await prove(self._devices, record.slices, record.gpu_pids, self._clock, alarm)
+        self._watch.forget(record.id)
+        if engine.child is not None:
+            engine.child.poll()
+            self._reaper.forget(record.pid)
+        self._forget(record.id)
+        self._engines.pop(record.id, None)
+        if engine.weights is not None:
+            engine.weights.close()
+        self._see(engine, Seen.CLEAN, proof=proof)
+
+    # --- adoption -----------------------------------------------------------------------------------------------------
+
+    async def _open_devices(self) -> None:
+        self._observe((SlicesSeen(slices=await self._devices.open()),))
+
+    async def _adopt(self) -> None:
+        """Observes everything that an earlier driver left behind, and clears what is no whole Replica.
+
+        An exception about one Replica quarantines its Model. Others come before anything is adopted.
+        """
+        records, broken = self._state.records()
+        for line in broken:
+            _log.error("%s", line)
+        found = await processes.marked(self._state.mark_prefix, self._reaper)
+        living, clearing = [], dict[asyncio.Task[None], Engine]()
+        for record in records:
+            facts = found.pop(record.id, [])
+            recalled = attempt(partial(self._recall, record, facts))
+            if isinstance(recalled, Failure):
+                faults_of(record.model, self._observe)(described(recalled.error))
+            engine = self._recall(unknown(record.id), []) if isinstance(recalled, Failure) else recalled
+            if engine.ended.is_set():
+                clearing[self._care_for(engine, self._clear)] = engine
+            else:
+                living.append(engine)
+        for name in found:
+            _log.warning("processes of a replica that no record tells of are killed replica=%s", name)
+            engine = self._recall(unknown(ReplicaId(name)), [])
+            clearing[self._care_for(engine, self._clear)] = engine
+        await self._adopt_living(living)
+        if clearing:
+            _, unfinished = await asyncio.wait(clearing, timeout=ADOPT_SECONDS_MAX)
+            for task in unfinished:
+                engine = clearing[task]
+                self._see(engine, Seen.EXITED, reason="it ended earlier, and something of it is left")
+
+    async def _adopt_living(self, engines: Sequence[Engine]) -> None:
+        answers = await asyncio.gather(*map(self._readiness.answers, engines), return_exceptions=True)
+        for engine, ready in zip(engines, answers, strict=True):
+            if isinstance(ready, Exception):
+                reraise_memory_error(ready)
+                faults_of(engine.record.model, self._observe)(described(ready))
+            elif ready:
+                engine.record = msgspec.structs.replace(engine.record, was_ready=True)
+            unready = Seen.UNREADY if engine.record.was_ready else Seen.STARTING
+            self._see(engine, Seen.READY if ready is True else unready)
+            self._remember(engine.record)
+            self._care_for(engine, self._live)
+
+    def _recall(self, record: Record, found: Sequence[processes.Facts]) -> Engine:
+        """An Engine out of a record; ended, where its main process does not run any more."""
+        if record.boot != self._boot:
+            record = msgspec.structs.replace(record, pid=0, start_ticks=0)
+        if record.start_ticks == 0:  # its driver died before it had written who it is
+            record = msgspec.structs.replace(record, pid=0)
+            leader = next((one for one in found if one.session == one.pid), None)
+            if leader is not None:
+                record = msgspec.structs.replace(
+                    record, pid=leader.pid, start_ticks=leader.start_ticks, boot=self._boot
+                )
+        engine = Engine(mark=self._mark(record.id), record=record, child=None, born_s=self._clock())
+        if record.pid:
+            engine.born_s = processes.started_s(record.start_ticks)
+            self._take(engine)
+        else:
+            self._engines[record.id] = engine
+            engine.end()
+        return engine
+
+    # --- the house ----------------------------------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        """Keeps logs within their bounds and reaps orphans, while there are Replicas."""
+        look_s = 0.0
+        while True:
+            await asyncio.sleep(HOUSE_EVERY_S)
+            if not self._engines:
+                continue
+            try:
+                in_use = frozenset(map(self._state.log, self._engines))
+                await asyncio.to_thread(engine_logs.tidy, self._state.path / "logs", in_use)
+            except OSError as error:
+                _log.error("logs cannot be kept within their bounds error=%s", error)
+            if self._clock() >= look_s:
+                look_s = self._clock() + LOOK_EVERY_S
+                async for _ in processes.everything(self._reaper):
+                    pass
+
+    async def _watch_devices(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            slices = await self._devices.look()
+            if slices is not None:
+                self._observe((SlicesSeen(slices=slices),))
+
+    def _mark(self, replica: ReplicaId) -> str:
+        return self._state.mark_prefix + replica
+
+    def _remember(self, record: Record) -> None:
+        try:
+            self._state.put(record)
+        except OSError as error:  # it runs, and its mark tells whose it is; only an adoption would know less
+            _log.error("record cannot be written replica=%s error=%s", record.id, error.strerror)
+
+    def _forget(self, replica: ReplicaId) -> None:
+        try:
+            self._state.drop(replica)
+        except OSError as error:
+            _log.error("record cannot be removed replica=%s error=%s", replica, error.strerror)
+
+    def _see(self, engine: Engine, seen: Seen, *, reason: str = "", proof: str = "", grew: bool = False) -> None:
+        engine.seen, engine.reason = seen, reason
+        self._observe((engine.as_seen(proof=proof, grew=grew),))
+
+
+def _said(error: Exception) -> str:
+    """Why a launch failed, for people."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _not_running(_: object) -> None:
+    raise RuntimeError("the driver is not running")

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from autoscaler.importers.decode import Words
 from autoscaler.importers.result import RefusedError, Sketch
-from autoscaler.importers.words import Words
 
 MODEL_PATH = "/model"
 """Where a claim is mounted."""

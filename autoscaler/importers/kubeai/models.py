@@ -15,9 +15,8 @@ from autoscaler.importers.decode import Labelled, mapping, objects, part, texts
 from autoscaler.importers.kubeai import engines
 from autoscaler.importers.kubeai.system import CHART, System, is_system, place
 from autoscaler.importers.result import Document, RefusedError, Sketch, Taken
-from autoscaler.spec.decode import WrongKeyError, dotted
+from autoscaler.spec.decode import Part, WrongKeyError, dotted
 from autoscaler.spec.model import Model
-from autoscaler.spec.part import Part
 
 API_VERSION = "kubeai.org/v1"
 NO_LIMIT = 1000

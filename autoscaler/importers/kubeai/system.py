@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from autoscaler.importers.decode import mapping, part
 from autoscaler.importers.result import Document, RefusedError, Sketch
-from autoscaler.spec.decode import Path, WrongKeyError
-from autoscaler.spec.part import Part
+from autoscaler.spec.decode import Part, Path, WrongKeyError
 
 GPU = "nvidia.com/gpu"
 SECRET = "kubeai-huggingface"  # noqa: S105  a name

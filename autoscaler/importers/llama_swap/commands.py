@@ -11,9 +11,9 @@ import re
 import shlex
 from typing import NamedTuple
 
+from autoscaler.importers.decode import Words
 from autoscaler.importers.llama_swap.macros import PORT
 from autoscaler.importers.result import RefusedError, Sketch
-from autoscaler.importers.words import Words
 from autoscaler.spec.engines import PLACEHOLDER
 
 AT_ONCE = 10

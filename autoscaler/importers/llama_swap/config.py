@@ -17,10 +17,9 @@ from autoscaler.importers.decode import UNKNOWN, Labelled, mapping, number, part
 from autoscaler.importers.llama_swap.commands import Command, without_comments, write
 from autoscaler.importers.llama_swap.macros import PORT, Macros, expanded, own_last, with_environment
 from autoscaler.importers.result import Document, Note, RefusedError, Sketch, Taken, settled
-from autoscaler.spec.decode import Path, WrongKeyError
-from autoscaler.spec.part import Part
+from autoscaler.spec.decode import Part, Path, WrongKeyError
 from autoscaler.spec.pod import API_VERSION
-from autoscaler.spec.rules import check_name
+from autoscaler.spec.validation import check_name
 
 P = TypeVar("P", bound=Part)
 

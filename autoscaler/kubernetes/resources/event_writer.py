@@ -25,7 +25,7 @@ from autoscaler.kubernetes.resources.step import Decided
 from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
 from autoscaler.provisioning.release import Leaving
 from autoscaler.spec.model import Model
-from autoscaler.state.leases import LeaseId
+from autoscaler.state.capacity_orders import LeaseId
 from autoscaler.state.world import World
 
 PER_S = 10.0

@@ -4,11 +4,16 @@ Owns the form of `status` as types, how one is made of the World, and how what w
 condition's `lastTransitionTime` moves only when its status does; the status of a Model of which nothing changed is the
 same again, also when it was made by another process. Times are whole seconds UTC, made from the monotonic clock that
 the World has by a pair of readings (`now_s`, `unix_now_s`) of both clocks.
+
+Whose status is written: the Model objects of the cluster, beside what they are called and what is wrong. Pure.
+
+Owns the meeting of two views: objects as `customs` reads them, with uid and generation, and Models as the installation
+settled their names. An object is a subject whether or not it is in force.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
@@ -19,14 +24,54 @@ from autoscaler.contract import ModelName
 from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD
 from autoscaler.demand.history import STARTS_MAX
 from autoscaler.fold.faults import quarantined
-from autoscaler.kubernetes.resources.conditions import ELSEWHERE, Case, conditions
-from autoscaler.kubernetes.resources.subjects import Subject
+from autoscaler.kubernetes.resources.conditions import ELSEWHERE, INVALID, NAME_TAKEN, Case, Problem, conditions
+from autoscaler.kubernetes.resources.installation import CUSTOMS
+from autoscaler.kubernetes.resources.watcher import ModelObject
+from autoscaler.kubernetes.watching import Key
 from autoscaler.queries.start_phases import last_start, phases_s, told_s
-from autoscaler.spec.part import Part
+from autoscaler.spec.decode import Part
+from autoscaler.spec.names import Origin, Settled
 from autoscaler.state.actions import Unmet
 from autoscaler.state.events import HistorySeen
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import History, Replica, World
+
+
+class Subject(NamedTuple):
+    """One Model object."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    model: ModelName | None
+    """What it is called in the World; None: nothing of it is in force."""
+    problem: Problem | None = None
+    elsewhere: str = ""
+    """Why another installation serves it; empty: this one does."""
+    shown: str = ""
+    """What the object shows of that now."""
+
+
+def subjects(
+    objects: Mapping[Key, ModelObject], settled: Settled, whose: Callable[[str, str | None], str | None]
+) -> Iterator[Subject]:
+    """One for each object of which is known who serves it (`Installation.whose`). That it is wrong goes before that its
+    name is taken.
+    """
+    for key, found in objects.items():
+        elsewhere = whose(key.namespace, found.named)
+        if elsewhere is None:
+            continue
+        origin = Origin(CUSTOMS, *key)
+        problem = None
+        if found.wrong:
+            problem = Problem(INVALID, found.wrong)
+        elif origin in settled.taken:
+            problem = Problem(NAME_TAKEN, settled.taken[origin])
+        name = None if elsewhere else settled.names.get(origin)
+        yield Subject(key.namespace, key.name, found.uid, found.generation, name, problem, elsewhere, found.shown)
+
 
 K = TypeVar("K")
 V = TypeVar("V")

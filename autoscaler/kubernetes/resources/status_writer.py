@@ -26,9 +26,8 @@ from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.optional_kinds import collections
 from autoscaler.kubernetes.resources import status
 from autoscaler.kubernetes.resources.conditions import ELSEWHERE
-from autoscaler.kubernetes.resources.status import NO_STATUS, Clocks, Status
+from autoscaler.kubernetes.resources.status import NO_STATUS, Clocks, Status, Subject
 from autoscaler.kubernetes.resources.step import Decided
-from autoscaler.kubernetes.resources.subjects import Subject
 from autoscaler.kubernetes.resources.watcher import StatusSeen
 from autoscaler.provisioning.feasibility import as_before, misfits
 from autoscaler.spec.pod import API_VERSION

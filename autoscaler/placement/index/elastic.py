@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from autoscaler.placement.index.arrays import Stock
+from autoscaler.placement.index.arrays import Load, Place, Stock, load_of
 from autoscaler.placement.index.request import Ask, ask_of
-from autoscaler.placement.index.stocknodes import Load, Place, load_of
-from autoscaler.state.lanes import Kind
+from autoscaler.state.resources import Kind
 
 LEAST: Final = 900
 """Thousandths of what it asked for with which a request makes do; MEAN those that all have together, at least."""

@@ -15,22 +15,19 @@ from typing import Final
 import numpy as np
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.index.arrays import Flags, Stock
+from autoscaler.placement.index.arrays import LANES_MAX, PERCENT_MAX, Flags, Node, Place, Stock, load_of
 from autoscaler.placement.index.elastic import Budget
 from autoscaler.placement.index.locality import Locality
 from autoscaler.placement.index.node_filter import Admitting
 from autoscaler.placement.index.request import Ask, ask_of
 from autoscaler.placement.index.residual_waste import Ints, Taught, untaught
-from autoscaler.placement.index.stocknodes import LANES_MAX, PERCENT_MAX, Node, Place, load_of
-from autoscaler.placement.index.teams import numbered
-from autoscaler.placement.index.topology import Crowds
+from autoscaler.placement.index.topology import Crowds, numbered
 from autoscaler.placement.index.victims import Roster
 from autoscaler.placement.model.tenant_isolation import Company, Trust, domain_of, domains
 from autoscaler.placement.model.topology import join
 from autoscaler.placement.model.types import Choice, Incumbent, Outlook, Shelf, Spread, Supplies
-from autoscaler.placement.whynot import WhyNot
-from autoscaler.state.lanes import NO_ROOM, Kind, Link, Room
-from autoscaler.state.resources import BYTES_MAX, NOTHING, Beside, Host
+from autoscaler.placement.reasons import WhyNot
+from autoscaler.state.resources import BYTES_MAX, NO_ROOM, NOTHING, Beside, Host, Kind, Link, Room
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 ASKS_MAX: Final = 4096

@@ -16,8 +16,7 @@ from autoscaler.placement.index.arrays import Flags
 from autoscaler.placement.index.residual_waste import Ints
 from autoscaler.placement.model.predicates import tolerated
 from autoscaler.placement.model.types import Choice
-from autoscaler.state.node_labels import Coming, may_come
-from autoscaler.state.taints import Taint
+from autoscaler.state.node_labels import Coming, Taint, may_come
 from autoscaler.state.world import NodeId, Slice
 
 KEYS_MAX: Final = 256

@@ -15,7 +15,7 @@ import numpy as np
 
 from autoscaler.placement.index.residual_waste import WHOLE, Ints
 from autoscaler.spec.quantity import SIZE_MAX
-from autoscaler.state.lanes import Kind, Lane, Room
+from autoscaler.state.resources import Kind, Lane, Room
 
 ALIKE: Final = 20
 """Sizes that differ by so small a part are one."""

@@ -16,7 +16,7 @@ from autoscaler.placement.model.bins import want_of
 from autoscaler.placement.model.types import Force, Outlook
 from autoscaler.queries.cordons import must_go
 from autoscaler.spec.model import Model
-from autoscaler.state.lanes import Kind, Wanted
+from autoscaler.state.resources import Kind, Wanted
 from autoscaler.state.world import History, Load, World
 
 HALF_LIFE_S = 3600.0

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from autoscaler.placement.index.arrays import Stock
+from autoscaler.placement.index.arrays import Node, Stock
 from autoscaler.placement.index.elastic import Elastic
 from autoscaler.placement.index.residual_waste import (  # fmt: skip
     ABSENT,
@@ -31,8 +31,7 @@ from autoscaler.placement.index.residual_waste import (  # fmt: skip
     residual,
     tables,
 )
-from autoscaler.placement.index.stocknodes import Node
-from autoscaler.state.lanes import Kind, Wanted
+from autoscaler.state.resources import Kind, Wanted
 
 T = TypeVar("T")
 Draw = Callable[[int], int]

@@ -14,15 +14,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from autoscaler.placement.index.arrays import Node
 from autoscaler.placement.index.residual_waste import BINS, LEVELS, UNITS, WHOLE, Face, Tables, Taught, untaught
-from autoscaler.placement.index.stocknodes import Node
 from autoscaler.placement.learning.expected_demand import histogram
 from autoscaler.placement.learning.learner import SEED, Chance, Learner, milli_of, sizes_of
 from autoscaler.placement.model.bins import alone
 from autoscaler.placement.model.types import lane_of
-from autoscaler.state.lanes import Kind, Wanted
 from autoscaler.state.placement_value import Alike, Exercise, Lesson
-from autoscaler.state.resources import Host
+from autoscaler.state.resources import Host, Kind, Wanted
 from autoscaler.state.world import NodeId, Slice, World
 
 AGAIN_S: Final = 600.0

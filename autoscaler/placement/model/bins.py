@@ -33,18 +33,17 @@ from autoscaler.placement.model.tenant_isolation import NOBODY, Trust, domain_of
 from autoscaler.placement.model.types import Force, Incumbent, Shelf, Spread, Want
 from autoscaler.queries.cordons import closed
 from autoscaler.queries.gateways import complete, in_use
+from autoscaler.queries.memory import growth, spare_bytes
 from autoscaler.queries.node_reports import STUCK_S, shut
 from autoscaler.queries.overcommit import all_of, room_of
 from autoscaler.queries.pod_requests import beside
-from autoscaler.queries.sizing import growth, spare_bytes
 from autoscaler.spec.artifact import named
 from autoscaler.spec.model import Model, Start
 from autoscaler.spec.pod import Pod, selector_of
-from autoscaler.state.lanes import NO_ROOM, Isolation, Link
 from autoscaler.state.lifecycle import LEAVING
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import Beside, Host
-from autoscaler.state.taints import tolerations
+from autoscaler.state.node_labels import tolerations
+from autoscaler.state.resources import NO_ROOM, Beside, Host, Isolation, Link
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 
 SERVE_FIRST_S = 1.0

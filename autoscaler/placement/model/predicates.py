@@ -11,11 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from autoscaler.placement.model.tenant_isolation import Domain, domain_of, strange
 from autoscaler.placement.model.topology import UNKNOWN, WORDS, Team, loose, sizes
 from autoscaler.placement.model.types import Choice, Force, Incumbent, Shelf, Want
-from autoscaler.state.lanes import Kind, Link, Room
 from autoscaler.state.lifecycle import LEAVING, ReplicaState
-from autoscaler.state.node_labels import may_come
-from autoscaler.state.resources import CORE, NOTHING, Beside, Host
-from autoscaler.state.taints import Taint, repels
+from autoscaler.state.node_labels import Taint, may_come, repels
+from autoscaler.state.resources import CORE, NOTHING, Beside, Host, Kind, Link, Room
 from autoscaler.state.world import Slice
 from autoscaler.text import seconds, size
 

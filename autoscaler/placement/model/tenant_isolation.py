@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autoscaler.contract import TenantName
 from autoscaler.slicing.nvidia_sharing import KAI, MPS, TIMESLICE, VOLCANO
-from autoscaler.state.lanes import Isolation
+from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 _OTHERS_CHOOSE = frozenset({TIMESLICE, MPS, KAI, VOLCANO})

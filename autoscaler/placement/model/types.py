@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.spec.pod import Toleration
-from autoscaler.state.lanes import Isolation, Kind, Lane, Link, Room
-from autoscaler.state.leases import LeaseId
+from autoscaler.state.capacity_orders import LeaseId
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.resources import NOTHING, Beside
+from autoscaler.state.resources import NOTHING, Beside, Isolation, Kind, Lane, Link, Room
 from autoscaler.state.world import NodeId, Slice, SliceId
 
 if TYPE_CHECKING:  # imports NumPy, which processes that only read documents do without

@@ -21,7 +21,7 @@ from autoscaler.providers.new_nodes import Needs
 from autoscaler.spec.capacity import ClusterAutoscaler
 from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, PLACE, SAFE_TO_EVICT, Toleration
 from autoscaler.spec.tenant import unix_seconds
-from autoscaler.state.leases import AcquireOrder, Listed
+from autoscaler.state.capacity_orders import AcquireOrder, Listed
 
 KEEPS: Final = OURS + "keeps"
 """The label of a keeper: the same."""

@@ -41,7 +41,7 @@ from autoscaler.providers.kube import (
     together,
 )
 from autoscaler.providers.provider import RefusedError
-from autoscaler.state.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
 
 

@@ -17,7 +17,7 @@ from autoscaler.providers.new_nodes import Shape, shape
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import read_milli, whole_number
 from autoscaler.spec.settings import NodeKind, kind_of
-from autoscaler.state.taints import Taint
+from autoscaler.state.node_labels import Taint
 
 GROUP = "karpenter.sh"
 VERSIONS = ("v1", "v1beta1")

@@ -21,7 +21,7 @@ from autoscaler.providers.kube import CONFLICT, ENDED, AnswerError, Object, Serv
 from autoscaler.providers.new_nodes import EXPECTED_S, Terms, needs, offer
 from autoscaler.providers.provider import RefusedError
 from autoscaler.spec.pod import DO_NOT_DISRUPT, MANAGED_BY, OURS, SAFE_TO_EVICT
-from autoscaler.state.leases import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
 
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"

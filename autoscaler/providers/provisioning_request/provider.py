@@ -23,7 +23,7 @@ from autoscaler.spec.capacity import ProviderSettings, Provisioning
 from autoscaler.spec.pod import MANAGED_BY
 from autoscaler.spec.quantity import read_milli
 from autoscaler.spec.settings import Settings
-from autoscaler.state.leases import AcquireOrder, Bought, Listed, Offer, ReleaseOrder
+from autoscaler.state.capacity_orders import AcquireOrder, Bought, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
 
 WAIT_MAX: Final = 8

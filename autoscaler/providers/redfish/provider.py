@@ -38,7 +38,7 @@ from autoscaler.providers.redfish.planning import (
 )
 from autoscaler.providers.redfish.schema import DocumentError, Mark
 from autoscaler.providers.redfish.system_writer import Around, Bay
-from autoscaler.state.leases import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, ReleaseOrder
 
 CLAIMS = 3
 """Tries of an order whose blocks are others' in the moment that they are marked."""

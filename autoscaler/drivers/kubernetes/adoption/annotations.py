@@ -18,7 +18,7 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.adoption.objects import LINGO, WorkloadSeen
 from autoscaler.spec.decode import WrongKeyError, nearest
 from autoscaler.spec.model import Adopted, Auto, EngineName, Gpu, Model, ModelSpec, ReplicaRange
-from autoscaler.spec.naming import check_name
+from autoscaler.spec.names import check_name
 from autoscaler.spec.ownership import INSTALLATION, TITLE, TITLE_WANTED
 from autoscaler.spec.pod import OURS
 

@@ -43,11 +43,10 @@ from autoscaler.drivers.kubernetes.adoption.objects import (
     read_workload,
 )
 from autoscaler.drivers.kubernetes.adoption.pod import EXITED
-from autoscaler.drivers.kubernetes.adoption.runner import PLURALS, Means, Runner
 from autoscaler.drivers.kubernetes.adoption.status import condition
 from autoscaler.drivers.kubernetes.adoption.status_writer import Showing
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
-from autoscaler.drivers.kubernetes.adoption.workload_controller import Candidate
+from autoscaler.drivers.kubernetes.adoption.workload_controller import PLURALS, Candidate, Means, Runner
 from autoscaler.drivers.kubernetes.objects.replica_events import unbound
 from autoscaler.faults import Failure, attempt, described
 from autoscaler.kubernetes.api import Api, ApiError, UnreachableError

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers import address
+from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.objects import PodSeen
 from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
 from autoscaler.spec.model import ADOPTED_HASH
@@ -112,7 +112,7 @@ def state_of(pod: Pod) -> Seen:
 
 def address_of(pod: PodSeen) -> str:
     """Where its engine takes Calls."""
-    return address.written(pod.ip, pod.port) if pod.ip else ""
+    return probes.written(pod.ip, pod.port) if pod.ip else ""
 
 
 def own_name(pod: PodSeen, finds: int) -> ReplicaId:

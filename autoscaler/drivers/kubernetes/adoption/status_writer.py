@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from autoscaler.drivers.kubernetes.adoption.annotations import stamp
 from autoscaler.drivers.kubernetes.adoption.objects import Left, Shown, WorkloadKey, WorkloadSeen
-from autoscaler.drivers.kubernetes.adoption.runner import PLURALS, TRANSIENT
 from autoscaler.drivers.kubernetes.adoption.status import Sign
+from autoscaler.drivers.kubernetes.adoption.workload_controller import PLURALS, TRANSIENT
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.resources.conditions import Said

@@ -30,7 +30,7 @@ from autoscaler.drivers.kubernetes.adoption.pod import (
 )
 from autoscaler.drivers.kubernetes.objects.replica_events import unbound, with_finalizers
 from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
-from autoscaler.drivers.kubernetes.refused import REFUSED_S
+from autoscaler.drivers.kubernetes.pending_starts import REFUSED_S
 from autoscaler.spec.model import Model
 from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.world import Placing, Replica

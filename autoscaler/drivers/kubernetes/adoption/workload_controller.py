@@ -1,14 +1,312 @@
-"""What the driver keeps of a workload that is served, or would be if its annotations were right. Decides nothing."""
+"""What the driver keeps of a workload that is served, or would be if its annotations were right. Decides nothing.
+
+One adopted workload at the API server: its pods are watched and probed, its scale and its pods' marks are written.
+
+Owns the I/O around a `Workload`, which decides. Writes are levels, one at a time: what changes while one is under way
+goes into the next; a server that does not answer is asked again for as long as something is to be written. Engines are
+asked by us, so that no Call waits for a kubelet's next probe; where only a kubelet can ask, its answer counts.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.adoption.annotations import Hand
-from autoscaler.drivers.kubernetes.adoption.objects import WorkloadSeen
-from autoscaler.drivers.kubernetes.adoption.runner import Runner
+from autoscaler.drivers import probes
+from autoscaler.drivers.contained import PAUSE_S_MAX, faults_of
+from autoscaler.drivers.driver import Observe
+from autoscaler.drivers.kubernetes.adoption.annotations import Hand, port_of
+from autoscaler.drivers.kubernetes.adoption.objects import (
+    COST,
+    GOES_FIRST,
+    INTENT,
+    REPLICA,
+    PodSeen,
+    WorkloadSeen,
+    read_pod,
+)
+from autoscaler.drivers.kubernetes.adoption.pod import Mark
+from autoscaler.drivers.kubernetes.adoption.workload import Workload
+from autoscaler.drivers.kubernetes.pod_events import PodEvents
+from autoscaler.faults import Failure, attempt, described
+from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.kubernetes.constants import WRITER
+from autoscaler.kubernetes.watching import Change, Watched
 from autoscaler.spec.model import Model
+from autoscaler.state.world import Replica
+
+RETRY_S = 0.5
+CHANGED_S = 0.01
+"""The first pause where the workload is another than the one that was judged: the watch tells of it in a moment."""
+CONFLICTS_MAX = 20
+"""In a row; then the starts that wait for a pod have failed."""
+TRANSIENT = 500
+"""Statuses from here on, 408 and 429 are the server's trouble: the write is tried again until it is over."""
+PLURALS = {"Deployment": "deployments", "StatefulSet": "statefulsets"}
+
+_log = logging.getLogger(__name__)
+
+
+class Means(NamedTuple):
+    """What all workloads of a driver share."""
+
+    api: Api
+    observe: Observe
+    clock: Callable[[], float]
+    pace: probes.Pace
+
+
+class Runner:
+    """Runs one `Workload`."""
+
+    def __init__(self, core: Workload, means: Means) -> None:
+        self.core = core
+        self.begun = asyncio.Event()
+        """Its pods have been observed."""
+        self._means = means
+        key = core.seen.key
+        self._scale_path = f"/apis/apps/v1/namespaces/{key.namespace}/{PLURALS[key.kind]}/{key.name}/scale"
+        self._pods_path = f"/api/v1/namespaces/{key.namespace}/pods"
+        self._pods = Watched(
+            means.api, self._pods_path, self._read, self._pods_changed, labelSelector=core.seen.selector
+        )
+        self._events = PodEvents(means.api, key.namespace, self._pods, self._judge_again, means.clock)
+        self._uids: dict[str, PodSeen] = {}
+        self._tasks = asyncio.TaskGroup()
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._dirty = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
+        self._refusals = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Until cancelled. It may run again after an exception."""
+        self._tasks = asyncio.TaskGroup()
+        self._asking.clear()
+        try:
+            async with self._tasks as tasks:
+                tasks.create_task(self._pods.run())
+                await self._pods.synced.wait()
+                await asyncio.gather(*(self._ask_once(pod) for pod in tuple(self._uids.values())))
+                if not self.begun.is_set():
+                    self.core.begin(self._now_s())
+                for uid in tuple(self._uids):
+                    self._ask_or_not(uid)
+                self.settle()
+                self.begun.set()
+                tasks.create_task(self._events.run())
+                await self._write_levels()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def start(self, replica: Replica) -> None:
+        """See Driver."""
+        self.core.start(replica, self._now_s())
+        self.settle()
+
+    def stop(self, replica: Replica) -> None:
+        """See Driver."""
+        self.core.stop(replica, self._now_s())
+        self.settle()
+
+    def lead(self) -> None:
+        """See SharedDriver."""
+        self.core.lead(self._now_s())
+        self.settle()
+
+    async def follow(self) -> None:
+        """See SharedDriver."""
+        self.core.follow()
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait((self._writing,))
+
+    def settle(self) -> None:
+        """After every change of the core: tells what there is to tell, and has written what there is to write."""
+        if told := self.core.take():
+            self._means.observe(told)
+        self._dirty.set()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (due_s := self.core.due_s()) is not None and self.begun.is_set():
+            wait_s = max(0.0, due_s - self._now_s())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        done = attempt(self._look_now)
+        if isinstance(done, Failure):
+            faults_of(self.core.model.name, self._means.observe)(described(done.error))
+            self._timer = asyncio.get_running_loop().call_later(PAUSE_S_MAX, self._look)
+
+    def _look_now(self) -> None:
+        self.core.look(self._now_s())
+        self.settle()
+
+    def _now_s(self) -> float:
+        return self._means.clock()
+
+    # --- pods ---------------------------------------------------------------------------------------------------------
+
+    def _read(self, found: Object) -> PodSeen | None:
+        """By annotations that are right: the workload is never given others."""
+        seen = self.core.seen
+        return read_pod(found, seen.key, seen.container, port_of(seen))
+
+    def _pods_changed(self, changes: list[Change[PodSeen]]) -> None:
+        for _, old, new in changes:
+            if old is not None and (new is None or new.uid != old.uid):
+                self._uids.pop(old.uid, None)
+                self.core.see_pod(old.uid, None, self._now_s())
+            if new is not None:
+                self._uids[new.uid] = new
+                self._see(new)
+                if new.kubelet_decides:
+                    self.core.answered(new.uid, new.ready and not new.leaving, self._now_s())
+            for uid in {one.uid for one in (old, new) if one is not None}:
+                self._ask_or_not(uid)
+        self.settle()
+
+    def _see(self, pod: PodSeen) -> None:
+        self.core.see_pod(pod.uid, self._events.with_failure(pod), self._now_s())
+
+    def _judge_again(self, pod: PodSeen) -> None:
+        """Its Events say something else."""
+        if pod.uid in self._uids:
+            self._see(self._uids[pod.uid])
+            self.settle()
+
+    def _ask_or_not(self, uid: str) -> None:
+        """A pod is probed for as long as its engine runs."""
+        pod, asking = self._uids.get(uid), self._asking.get(uid)
+        runs = pod is not None and pod.started_unix_s is not None and bool(pod.ip) and not pod.leaving and not pod.ended
+        if runs and pod is not None and not pod.kubelet_decides:
+            if asking is None:
+                self._asking[uid] = self._tasks.create_task(self._ask(uid))
+        elif asking is not None:
+            asking.cancel()
+            del self._asking[uid]
+
+    async def _ask(self, uid: str) -> None:
+        born_s, failed, ever, ready = self._now_s(), 0, False, False
+        while True:
+            await self._means.pace.turn()
+            pod, began_s = self._uids[uid], self._now_s()
+            answered = await _probe(pod)
+            failed, ever = (0, True) if answered else (failed + 1, ever)
+            pod = self._uids[uid]
+            says = (bool(answered) and not pod.held) or (not ever and pod.ready)
+            pause_s = probes.READY_EVERY_S
+            if says is not ready and (says or pod.held or failed >= probes.FAILURES_MAX):
+                ready = says
+                self.core.answered(uid, ready, self._now_s())
+                self.settle()
+            elif not ready and not ever:
+                pause_s = self._means.pace.every_s(self._now_s() - born_s, listens=answered is not None)
+            await asyncio.sleep(max(0.0, began_s + pause_s - self._now_s()))
+
+    async def _ask_once(self, pod: PodSeen) -> None:
+        """Engines that were there before us are ready at once."""
+        probed = not (pod.kubelet_decides or pod.held)
+        runs = pod.started_unix_s is not None and pod.ip and probed and not pod.leaving
+        if runs and await _probe(pod):
+            self.core.answered(pod.uid, True, self._now_s())
+
+    # --- writes -------------------------------------------------------------------------------------------------------
+
+    async def _write_levels(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            self._writing = self._tasks.create_task(self._write_or_say())
+            await asyncio.wait((self._writing,))
+
+    async def _write_or_say(self) -> None:
+        """One write; what went wrong is tried again, or told."""
+        try:
+            await self._write()
+        except UnreachableError as error:
+            _log.warning("scale not written workload=%s error=%s", self.core.seen.key, error)
+            await self._again()
+        except ApiError as error:
+            self._refusals += 1
+            if error.status in {408, 429} or error.status >= TRANSIENT:
+                if self._refusals == 1:
+                    _log.warning("event=scale_waits workload=%s error=%s", self.core.seen.key, error)
+                await self._again()
+            elif error.status == 409 and self._refusals < CONFLICTS_MAX:
+                await self._again(CHANGED_S * 2.0**self._refusals)
+            else:
+                self._refused(f"{self.core.seen.key} cannot be scaled: {error}")
+        except FencedError:  # a hand-over is nobody's failed start
+            _log.info("not scaled: another leads now workload=%s", self.core.seen.key)
+            self.core.follow()
+        else:
+            self._refusals = 0
+
+    async def _again(self, after_s: float = RETRY_S) -> None:
+        await asyncio.sleep(min(after_s, RETRY_S))
+        self._dirty.set()
+
+    def _refused(self, reason: str) -> None:
+        self._refusals = 0
+        self.core.refused(reason, self._now_s())
+        if told := self.core.take():
+            self._means.observe(told)
+
+    async def _write(self) -> None:
+        """Marks of those that go, then the scale, then the other marks."""
+        for mark in self.core.marks(going=True):
+            await self._mark(mark)
+        level = self.core.level()
+        if level is None:
+            self.core.nothing_to_write(self._now_s())
+        else:
+            key = self.core.seen.key
+            scale = {
+                "apiVersion": "autoscaling/v1", "kind": "Scale",
+                "metadata": {"name": key.name, "resourceVersion": str(self.core.version)},
+                "spec": {"replicas": level},
+            }  # fmt: skip
+            done = await self._means.api.apply(self._scale_path, scale, WRITER)
+            self.core.wrote(level, int(done["metadata"]["resourceVersion"]), self._now_s())
+            _log.info("scaled workload=%s replicas=%d", key, level)
+        if told := self.core.take():
+            self._means.observe(told)
+        if self.core.level() is not None:
+            self._dirty.set()
+        for mark in self.core.marks(going=False):
+            await self._mark(mark)
+
+    async def _mark(self, mark: Mark) -> None:
+        """A pod without its mark only costs its name at the next leader's, or that another one goes first."""
+        notes = {REPLICA: mark.replica, INTENT: mark.intent, COST: GOES_FIRST if mark.goes_first else None}
+        self.core.marked(mark)  # before it is: what is heard meanwhile of what stands there is later
+        try:
+            patch = {"metadata": {"uid": mark.uid, "annotations": notes}}
+            await self._means.api.patch(f"{self._pods_path}/{mark.pod}", patch)
+        except (ApiError, FencedError) as error:
+            _log.info("pod not marked pod=%s error=%s", mark.pod, error)
+        except UnreachableError:
+            self.core.unmarked(mark)
+            raise
+
+
+async def _probe(pod: PodSeen) -> bool | None:
+    """Whether it says 200, or listens where it has nothing to say; None: nobody listens."""
+    if pod.path is not None:
+        return await probes.probe(pod.ip, pod.probe_port, pod.path)
+    try:
+        async with asyncio.timeout(probes.PROBE_SECONDS_MAX):
+            _, writer = await asyncio.open_connection(pod.ip, pod.probe_port)
+            writer.close()
+    except (OSError, TimeoutError):
+        return None
+    return True
 
 
 class Candidate:

@@ -5,12 +5,16 @@ that no node can have; of cards that HAMi shares HAMi chooses which one. Where n
 how many devices there may be. Promises: no more is offered than every quota leaves; while the scheduler finds no node
 for a Replica of ours, nothing more is offered where that one waits. What is held stays what it is: to evict an idle
 Replica is still a way.
+
+What a namespace says of the devices in it, where nodes may not be read: its ResourceQuotas, for `declared`. I/O.
+
+Owns when the Slices are told: as soon as the World, the Settings or a quota make them others.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -18,18 +22,21 @@ import msgspec
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
-from autoscaler.kubernetes.api import Object
+from autoscaler.drivers.driver import Observe
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.resources.step import Decided
+from autoscaler.kubernetes.watching import Change, Watched
 from autoscaler.queries.stranded_pods import kept_off
 from autoscaler.slicing import registry
-from autoscaler.slicing.base import NodeFacts, PodFields
-from autoscaler.slicing.figures import in_mib
+from autoscaler.slicing.base import NodeFacts, PodFields, in_mib
 from autoscaler.slicing.hami import ALONE, NVIDIA, TASKS, Hami
 from autoscaler.slicing.nvidia_sharing import UNKNOWN_BYTES
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, PriorityClass
+from autoscaler.state.events import SlicesSeen
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.world import NodeId, Replica, Slice, SliceId
+from autoscaler.state.world import NodeId, Replica, Slice, SliceId, World
 
 DEVICES_MAX = 1000
 """That a quota stands for where nothing is declared."""
@@ -158,3 +165,33 @@ def _left(quotas: Sequence[Quota], holders: Iterable[Replica]) -> tuple[float, s
 
 def _labels(kind: NodeKind) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(kind.selector.items()))
+
+
+class DeclaredDevices:
+    """Of one namespace. `world` gives the World as it is."""
+
+    def __init__(self, api: Api, namespace: str, observe: Observe, world: Callable[[], World]) -> None:
+        path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+        self._quotas = Watched(api, path, read_quota, self._changed)
+        self._observe = observe
+        self._world = world
+
+    async def run(self) -> None:
+        """Until cancelled. Without the right to read quotas none is known: what one forbids waits at the API server."""
+        await self._quotas.run()
+
+    def on_step(self, step: Decided) -> None:
+        """What a step of the loop changed."""
+        before, after = step.before, step.after
+        now = (after.settings, after.replicas, after.slices)
+        if any(one is not was for one, was in zip(now, (before.settings, before.replicas, before.slices), strict=True)):
+            self._tell()
+
+    def _changed(self, _: list[Change[Quota]]) -> None:
+        self._tell()
+
+    def _tell(self) -> None:
+        world = self._world()
+        declared = slices(world.settings.nodes, list(self._quotas.items.values()), world.replicas)
+        if {slice_.id: slice_ for slice_ in declared} != world.slices:
+            self._observe((SlicesSeen(slices=declared),))

@@ -25,12 +25,12 @@ from autoscaler.kubernetes.watching import Change, Key, Watched
 from autoscaler.slicing import dra_binding_conditions, registry, usage
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.dra_claims import common_claim, entry_called, instead
-from autoscaler.slicing.whereabouts import really
+from autoscaler.slicing.usage import really
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.settings import PriorityClass, Settings, kind_of
 from autoscaler.state.device_claims import AwaitedSeen, in_turn
 from autoscaler.state.events import HostsSeen, ImagesSeen, SlicesSeen
-from autoscaler.state.taints import repels
+from autoscaler.state.node_labels import repels
 from autoscaler.state.world import NodeId, Replica, Slice, SliceId
 
 HOSTS_EVERY_S = 0.5

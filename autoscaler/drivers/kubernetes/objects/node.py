@@ -31,8 +31,8 @@ from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.pod import GPU, PLACE
 from autoscaler.spec.settings import NodeKind, kind_of
 from autoscaler.state.images import Image, image
+from autoscaler.state.node_labels import UNNEEDED, Taint
 from autoscaler.state.resources import NOTHING, Beside
-from autoscaler.state.taints import UNNEEDED, Taint
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 RESLICED = "a Replica is still there that began before its device was shared as it is now"

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.driver import Launch
 from autoscaler.drivers.kubernetes.objects.node_resources import requested
-from autoscaler.drivers.kubernetes.objects.overlay import lay, refuse_collisions
-from autoscaler.drivers.kubernetes.objects.pod_overrides import like
+from autoscaler.drivers.kubernetes.objects.pod_overrides import lay, like, refuse_collisions
 from autoscaler.drivers.kubernetes.objects.start_timing import READY_TO_START
 from autoscaler.drivers.kubernetes.volumes import claimed
 from autoscaler.kubernetes.api import Object

@@ -1,16 +1,28 @@
 """What a pod says of the others of its Model, where the scheduler chooses its node: apart, or near. Pure.
 
 Owns the words for `spread` and `near`. Of a Replica on Devices the plan chooses the node, and heeds both itself
-(`autoscaler.placement.model.spread`). They are a liking here as there: no pod waits for it. What people say of affinity
-stays.
+(`autoscaler.placement.model.topology`). They are a liking here as there: no pod waits for it. What people say of
+affinity stays.
+
+What people lay over a pod of ours: `pod` of the Settings, then `resources` and `pod` of the Model. Pure.
+
+Owns the merge, which is strategic: maps are merged and the later word wins; lists are merged by what names their items
+(`name`, of mounts `mountPath`), and what has no name is added. What the plan owns cannot be said in a document at all
+(`autoscaler.spec.pod`), so nothing here can take it away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
 
 from autoscaler.kubernetes.api import Object
+from autoscaler.slicing.base import PodFields
 from autoscaler.spec.model import ModelSpec
+from autoscaler.spec.pod import Pod, Resources
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 NEAR, APART = 100, 10
@@ -26,3 +38,95 @@ def like(spec: Object, of: ModelSpec, labels: Mapping[str, str]) -> None:
             said = affinity.get(kind, {})
             terms = [*said.get(PREFERRED, []), {"weight": weight, "podAffinityTerm": term}]
             spec["affinity"] = {**affinity, kind: {**said, PREFERRED: terms}}
+
+
+def lay(pod: Object, over: Pod) -> Object:
+    """A new pod: `pod` with `over` on it. Its first container is the engine's."""
+    new = copy.deepcopy(pod)
+    metadata, spec = new["metadata"], new["spec"]
+    engine = spec["containers"][0]
+    _merge(metadata, "labels", over.labels)
+    _merge(metadata, "annotations", over.annotations)
+    _merge(spec, "nodeSelector", over.node_selector)
+    _merge(spec, "affinity", over.affinity)
+    if over.security_context:
+        spec["securityContext"] = dict(over.security_context)  # as a whole: a part of each is neither
+    _extend(spec, "tolerations", (_plain(one) for one in over.tolerations))
+    _extend(spec, "imagePullSecrets", (_plain(one) for one in over.image_pull_secrets), by="name")
+    _extend(spec, "volumes", over.volumes, by="name")
+    _extend(engine, "volumeMounts", over.volume_mounts, by="mountPath")
+    names = {
+        "serviceAccountName": over.service_account_name, "runtimeClassName": over.runtime_class_name,
+        "schedulerName": over.scheduler_name, "priorityClassName": over.priority_class_name,
+    }  # fmt: skip
+    spec |= {key: name for key, name in names.items() if name is not None}
+    has: Object = engine.get("resources", {})
+    engine["resources"] = claimed(has, over.resources) | {kind: has[kind] for kind in ("claims",) if kind in has}
+    return new
+
+
+class CollisionError(Exception):
+    """A name that a document uses is one that Pilotlight uses in this pod. `str()` says which, and what to do."""
+
+
+def refuse_collisions(over: Pod, env: Iterable[str], asks: PodFields, weights: Pod) -> None:
+    """Raises CollisionError if `over`, or a variable of `env`, would replace what the pod asks for its devices, or how
+    it sees its weights.
+    """
+    amounts = {**over.resources.requests, **over.resources.limits}
+    pairs = (
+        ("label", over.labels, asks.labels), ("annotation", over.annotations, asks.annotations),
+        ("resource", amounts, asks.limits), ("environment variable", env, asks.env),
+        ("volume", _words(over.volumes, "name"), _words(weights.volumes, "name")),
+        ("mount path", _words(over.volume_mounts, "mountPath"), _words(weights.volume_mounts, "mountPath")),
+    )  # fmt: skip
+    for what, theirs, ours in pairs:
+        if same := sorted(set(theirs) & set(ours)):
+            raise CollisionError(
+                f"the {what} {same[0]} is used by Pilotlight in this pod: remove it from the Model or the Settings"
+            )
+
+
+def _words(items: Iterable[Mapping[str, object]], key: str) -> set[str]:
+    """Values of a key, paths in their shortest form."""
+    return {posixpath.normpath(str(item[key])) for item in items if key in item}
+
+
+def claimed(before: Mapping[str, Mapping[str, object]], over: Resources) -> Object:
+    """Requests and limits with more of them. A limit of what nothing requests is its request, too (as Kubernetes has
+    it), so a default request gives way to it.
+    """
+    requests = {n: amount for n, amount in before.get("requests", {}).items() if n not in over.limits}
+    both = {
+        "requests": {**requests, **over.requests}, "limits": {**before.get("limits", {}), **over.limits}
+    }  # fmt: skip
+    return {kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in both.items() if amounts}
+
+
+def _merge(of: Object, key: str, over: Mapping[str, object]) -> None:
+    if over:
+        of[key] = {**of.get(key, {}), **over}
+
+
+def _extend(of: Object, key: str, over: Iterable[Mapping[str, object]], by: str | None = None) -> None:
+    """The list with more items; one of the same name is replaced where it stands."""
+    items: list[Mapping[str, object]] = list(of.get(key, []))
+    for item in over:
+        place = _place(items, item, by)
+        if place is None:
+            items.append(item)
+        else:
+            items[place] = item
+    if items:
+        of[key] = items
+
+
+def _place(items: Sequence[Mapping[str, object]], item: Mapping[str, object], by: str | None) -> int | None:
+    same = (n for n, one in enumerate(items) if (one == item if by is None else one.get(by) == item.get(by)))
+    return next(same, None)
+
+
+def _plain(part: msgspec.Struct) -> dict[str, object]:
+    """As the API has it: what is not said is left out."""
+    told: dict[str, object] = msgspec.to_builtins(part)
+    return {key: value for key, value in told.items() if value is not None}

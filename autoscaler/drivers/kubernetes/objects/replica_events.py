@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoscaler.drivers import address
+from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.objects.pod import PodSeen
 from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
 from autoscaler.state.events import ReplicaSeen, Seen
@@ -65,7 +65,7 @@ def seen_in(
     return ReplicaSeen(
         id=pod.replica, model=pod.model, spec_hash=pod.spec_hash, intent=pod.intent, slices=pod.slices,
         memory_bytes=pod.memory_bytes, compute_percent=pod.compute_percent, slots=pod.slots, seen=seen,
-        address=address.of_engine(pod.ip, pod.port, pod.tls_name) if pod.ip else "", started_s=started_s,
+        address=probes.of_engine(pod.ip, pod.port, pod.tls_name) if pod.ip else "", started_s=started_s,
         placing=begun.placing, pod=PodRef(namespace=pod.namespace, name=pod.name, uid=pod.uid), reason=reason,
         waits=waits, beside=pod.beside, weights=pod.weights, proof=proof,
         actual=told.actual if told is not None and is_of(told, pod) else (),
