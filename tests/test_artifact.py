@@ -61,4 +61,4 @@ def test_the_schemes_of_what_is_stored_stand_in_one_place() -> None:
             if isinstance(one, ast.Constant)
         }
     ]
-    assert again == ["autoscaler/artifact"]
+    assert again == ["autoscaler/spec/artifact"]

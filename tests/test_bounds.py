@@ -199,7 +199,7 @@ def errors_of_gateways() -> set[tuple[str, str]]:
             status, code = node.args[:2]
             if isinstance(status, ast.Constant) and isinstance(code, ast.Constant):
                 found.add((str(status.value), str(code.value)))
-    published = (ROOT / "autoscaler" / "publish.py").read_text()
+    published = (ROOT / "autoscaler" / "routing" / "routes.py").read_text()
     return found | {("503", code) for code in re.findall(r'"([a-z]+(?:_[a-z]+)+)"', published)}
 
 

@@ -131,7 +131,7 @@ def test_importers_of_a_changed_file_are_reached_directly_or_not() -> None:
 
 
 def test_a_change_of_the_packer_reaches_its_tests_and_not_those_of_the_wire() -> None:
-    found = changed.reached([ROOT / "autoscaler" / "packer.py"])
+    found = changed.reached([ROOT / "autoscaler" / "placement" / "packer.py"])
     assert ROOT / "tests" / "test_packer.py" in found
     assert ROOT / "tests" / "wire" / "test_wire.py" not in found
 
