@@ -12,7 +12,7 @@ from pathlib import Path
 from bench import burst, coldstart, fairness, idle, memory, parts, starvation, throughput, wake
 from bench.documents import SENTENCE
 from bench.kit import Figures
-from loadtest import tinygguf
+from loadtest import tiny_gguf
 
 KEYS = (
     "overhead_ms_median", "burst_p99_ratio_direct", "overhead_ms_p95", "spawn_ms_p99", "first_send_ms_p99", "calls",
@@ -38,7 +38,7 @@ async def _idle(place: Path, *, quick: bool) -> Figures:
 def _weights(place: Path) -> Path:
     """The tiny model."""
     path = place / "tiny.gguf"
-    tinygguf.make(path, SENTENCE)
+    tiny_gguf.make(path, SENTENCE)
     return path
 
 

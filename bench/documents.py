@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FAKE_ENGINE = ROOT / "loadtest" / "fake_engine.py"
+FAKE_ENGINE = ROOT / "loadtest" / "fake_engine"
 API = "pilotlight.dev/v1alpha1"
 SENTENCE = "Eight words say that this engine is awake."
 

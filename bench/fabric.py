@@ -29,7 +29,7 @@ from bench.kit import BenchError, Figures, quantile, say, spread, title
 from bench.parts import Part, main
 from loadtest.client import Client
 from loadtest.result import Result, Shot
-from pilotlight.objects import Objects
+from pilotlight.kube import Objects
 from tests.cluster import definitions
 from tests.cluster.kubelet.container import now
 from tests.cluster.kubelet.node import LEASES

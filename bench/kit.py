@@ -28,7 +28,7 @@ from autoscaler.drivers.probes import probe
 from autoscaler.spec.load import load
 from autoscaler.spec.model import Model
 from bench.documents import ROOT, Document, text
-from pilotlight.gathering import completed, launcher
+from pilotlight.models.documents import completed, launcher
 
 HOST = "127.0.0.1"
 PORTS = Ports()

@@ -1,4 +1,4 @@
-"""Plots of the last run as SVG files beside the README: those of `loadtest.plots`, made to stand alone.
+"""Plots of the last run as SVG files beside the README: those of `loadtest.report.plots`, made to stand alone.
 
 Owns the colours and the legend; results on the screen are the figures, pictures only show how they lie.
 """
@@ -9,7 +9,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.plots import LEFT, TOP, Series, plot
+from loadtest.report.plots import LEFT, TOP, Series, plot
 
 __all__ = ["Series", "picture"]
 

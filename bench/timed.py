@@ -25,7 +25,7 @@ import uvloop
 from gateway.server.connection import Connection
 from gateway.upstream.connection import EngineConnection
 from pilotlight import process
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 
 CALLED = ("connection_made", "data_received", "eof_received", "pause_writing", "resume_writing", "connection_lost")
 _P = ParamSpec("_P")

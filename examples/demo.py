@@ -30,9 +30,9 @@ from openai import AsyncOpenAI, NotFoundError
 from autoscaler.drivers.local.ports import HOST, Ports
 from autoscaler.drivers.probes import probe
 from autoscaler.spec.load import load
-from loadtest import tinygguf
-from pilotlight import snippets
-from pilotlight.gathering import launcher
+from loadtest import tiny_gguf
+from pilotlight.models.documents import launcher
+from pilotlight.processes import snippets
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = Path(__file__).with_name("two-models.yaml")
@@ -283,7 +283,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pilotlight-demo-") as folder:
         place = Path(folder)
         for model, sentence in SENTENCES.items():
-            tinygguf.make(place / f"{model}.gguf", sentence)
+            tiny_gguf.make(place / f"{model}.gguf", sentence)
         with serving(place, listen, ops) as server:
             summary, well = asyncio.run(play(place, inference, operations, server))
             if keep:

@@ -25,10 +25,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest import arrivals, coldreport, report
+from loadtest import arrivals
 from loadtest.client import SHOTS_MAX, Client, LoadError, target_of
 from loadtest.coldstart import INTERRUPTED, Beginning, ColdStarts
 from loadtest.coldstart import coldstart as measure
+from loadtest.report import coldstart as coldreport
+from loadtest.report import report
 from loadtest.result import Ending, Result, Shot
 from loadtest.stopping import EXIT_STATUS, Stop, stopped_by_signals
 from loadtest.verdict import Spread, Verdict

@@ -40,7 +40,7 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
 
     Not its message, which may hold a prompt or a key. `sys.excepthook`; Ctrl-C and exits are Python's business.
     """
-    from pilotlight.quiet import QuietStderr, say
+    from pilotlight.output import QuietStderr, say
 
     if not issubclass(kind, Exception) and not isinstance(error, BaseExceptionGroup):
         sys.__excepthook__(kind, error, trace)
@@ -58,7 +58,7 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
 
 
 def _call(frame: traceback.FrameSummary) -> str:
-    """`pilotlight/show.py:100`; empty for a frame of a library."""
+    """`pilotlight/cli/status.py:100`; empty for a frame of a library."""
     folder, file = Path(__file__).parents[1], Path(frame.filename)
     path = file.relative_to(folder) if file.is_relative_to(folder) else file
     return f"{path}:{frame.lineno}" if path.parts[0] in {*OURS, "pilotlight"} else ""
@@ -71,7 +71,7 @@ def main() -> None:
     if problem is not None:
         sys.stderr.write(f"pilotlight: {problem}\n")
         sys.exit(1)
-    from pilotlight.cli import cli
+    from pilotlight.cli.main import cli
 
     cli(prog_name="pilotlight")
 

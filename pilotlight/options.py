@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from pilotlight.listen import Address, AddressType
+from pilotlight.net.listen import Address, AddressType
 
 LISTEN, OPS = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
 PATH_BYTES_MAX = 4096 - 256

@@ -19,8 +19,8 @@ from collections.abc import Callable, Coroutine
 
 import click
 
-from pilotlight.listen import Address, listeners
-from pilotlight.quiet import QuietStderr, say
+from pilotlight.net.listen import Address, listeners
+from pilotlight.output import QuietStderr, say
 
 PR_SET_PDEATHSIG = 1
 

@@ -21,11 +21,11 @@ from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Admitted, Door,
 from autoscaler.server.gateways import ENDPOINTS, ContractServer
 from gateway.control.client import HttpLink
 from gateway.control.sync import LinkError
-from pilotlight import access, certificates, renewal
-from pilotlight.access import Access
-from pilotlight.certificates import Identity
-from pilotlight.listen import Address
-from pilotlight.renewal import Files
+from pilotlight.net import access, certificates, renewal
+from pilotlight.net.access import Access
+from pilotlight.net.certificates import Identity
+from pilotlight.net.listen import Address
+from pilotlight.net.renewal import Files
 from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
 from tests.kit.ports import free_port
 from tests.kit.steps import SteppedLoop

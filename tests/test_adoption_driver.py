@@ -25,7 +25,7 @@ from autoscaler.kubernetes.watching import Change, Key, Watched
 from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin
 from autoscaler.state.events import FaultSeen, ReplicaSeen, Seen
-from pilotlight.cluster import Cluster, ClusterOptions
+from pilotlight.processes.cluster import Cluster, ClusterOptions
 from tests.kit.apiserver import Event, bookmark
 from tests.kit.observed import Observed, running
 from tests.kit.workload import Bench

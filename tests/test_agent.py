@@ -21,14 +21,15 @@ from autoscaler.server.agents import NODE_BYTES_MAX, PEER_CHARS_MAX
 from autoscaler.server.auth import Door
 from autoscaler.server.gateways import ContractServer
 from autoscaler.state.operator_orders import NodeReported
-from pilotlight import agent_process, nodelook, nodeway
+from pilotlight.agent import autoscaler_client, node_observer
 from pilotlight.agent import reporter as agent_room
+from pilotlight.agent.autoscaler_client import HttpWay
 from pilotlight.agent.kubelet.sockets import pod_uid
+from pilotlight.agent.node_observer import NodeLook, NodeLooks, news, sees_node
 from pilotlight.agent.reporter import Agent, WayError
-from pilotlight.agent_process import application
-from pilotlight.nodelook import NodeLook, NodeLooks, news, sees_node
-from pilotlight.nodeway import HttpWay
-from pilotlight.storemetrics import StoreMetrics
+from pilotlight.agent.weights.metrics import StoreMetrics
+from pilotlight.cli import agent
+from pilotlight.cli.agent import application
 from tests.kit.fakenvml import FakeNvml
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import world
@@ -113,7 +114,7 @@ async def test_a_node_without_a_driver_has_no_devices(tmp_path: Path) -> None:
 async def test_nvml_that_fails_or_hangs_makes_its_devices_unhealthy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodelook, "ANSWER_S_MAX", 0.02)
+    monkeypatch.setattr(node_observer, "ANSWER_S_MAX", 0.02)
     nvml = FakeNvml()
     one = looks(nvml, tmp_path)
     assert {device.healthy for device in (await one.look()).devices} == {True}
@@ -249,7 +250,7 @@ async def test_the_agent_is_well_while_it_looks_and_ready_while_somebody_takes_w
         way.refuses = "it answered 401"
         while await says("/readyz") == 200:
             await asyncio.sleep(0.005)
-        monkeypatch.setattr(agent_process, "LOOK_S_MAX", 0.0)
+        monkeypatch.setattr(agent, "LOOK_S_MAX", 0.0)
         assert await says("/healthz") == 503
     task.cancel()
 
@@ -348,7 +349,7 @@ async def test_everybody_behind_a_name_is_told() -> None:
 async def test_an_agent_follows_what_autoscalers_say_and_again_when_one_breaks_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodeway, "AGAIN_S", 0.01)
+    monkeypatch.setattr(autoscaler_client, "AGAIN_S", 0.01)
     asked, heard = list[str](), asyncio.Queue[bytes]()
 
     async def wants(request: web.Request) -> web.StreamResponse:

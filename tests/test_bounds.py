@@ -85,7 +85,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "gateway.limits.Limits.write_stall_seconds_max",
     ),
     "kept by the kernel for a client that does not read; of an engine's answer that nobody takes": (
-        "pilotlight.listen.UNSENT_BYTES",
+        "pilotlight.net.listen.UNSENT_BYTES",
         "gateway.upstream.connection.RECEIVE_BYTES",
     ),
     "moves of a Call": (),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight import certificates
-from pilotlight.certificates import FileError, Identity
+from pilotlight.net import certificates
+from pilotlight.net.certificates import FileError, Identity
 from tests.kit.certificates import OURS, Pair, authority, leaf, write, write_authority
 
 TOKEN = "0123456789abcdef0123456789abcdef"

@@ -13,8 +13,8 @@ import pytest
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.spec.load import load
 from autoscaler.spec.settings import Settings
-from pilotlight.checks import Finding
-from pilotlight.checks_capacity import APIS, Place, judge
+from pilotlight.doctor.capacity import APIS, Place, judge
+from pilotlight.doctor.finding import Finding
 from tests.kit import certificates
 from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric
 from tests.kit.fakekueue import NEWEST

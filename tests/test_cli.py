@@ -13,9 +13,9 @@ import yaml
 from click.testing import CliRunner, Result
 
 from autoscaler.spec.load import load
-from loadtest import tinygguf
+from loadtest import tiny_gguf
 from pilotlight import __main__, __version__
-from pilotlight.cli import COMPILED, cli
+from pilotlight.cli.main import COMPILED, cli
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +136,7 @@ def test_a_wrong_document_is_one_line_with_file_key_and_what_was_expected(tmp_pa
 
 
 def test_what_anybody_could_call_is_refused_with_both_ways_out(tmp_path: Path) -> None:
-    tinygguf.make(tmp_path / "ada.gguf", "one two")
+    tiny_gguf.make(tmp_path / "ada.gguf", "one two")
     result = run("serve", tmp_path / "ada.gguf", "--listen", ":0", "--state", tmp_path)
     assert result.exit_code == 2
     assert "pilotlight key new" in result.stderr
@@ -145,7 +145,7 @@ def test_what_anybody_could_call_is_refused_with_both_ways_out(tmp_path: Path) -
 
 @pytest.mark.parametrize("ops", [":0", "10.0.0.1:8081", "[::]:8081", "ops.example:8081"])
 def test_an_operations_port_that_others_could_reach_is_refused_with_the_ways_out(tmp_path: Path, ops: str) -> None:
-    tinygguf.make(tmp_path / "ada.gguf", "one two")
+    tiny_gguf.make(tmp_path / "ada.gguf", "one two")
     result = run("serve", tmp_path / "ada.gguf", "--ops", ops, "--state", tmp_path)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     for way in ("127.0.0.1", "ssh tunnel", "reverse proxy", "auth: none"):
@@ -153,13 +153,13 @@ def test_an_operations_port_that_others_could_reach_is_refused_with_the_ways_out
 
 
 def test_a_state_directory_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
-    tinygguf.make(tmp_path / "ada.gguf", "one two")
+    tiny_gguf.make(tmp_path / "ada.gguf", "one two")
     result = run("serve", tmp_path / "ada.gguf", "--state", tmp_path / ("d" * 100))
     assert (result.exit_code, "too long for a Unix socket" in result.stderr) == (2, True)
 
 
 def test_the_printed_config_gives_the_same_documents_again(tmp_path: Path) -> None:
-    tinygguf.make(tmp_path / "ada.gguf", "one two", context_tokens=256)
+    tiny_gguf.make(tmp_path / "ada.gguf", "one two", context_tokens=256)
     config = tmp_path / "c.yaml"
     config.write_text(
         "apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\ndevices: [{name: gpu0, memory: 1Gi}]\n---\n"
@@ -178,7 +178,7 @@ def test_the_printed_config_gives_the_same_documents_again(tmp_path: Path) -> No
 def test_the_environment_overrides_settings_and_a_typo_in_it_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tinygguf.make(tmp_path / "ada.gguf", "one two")
+    tiny_gguf.make(tmp_path / "ada.gguf", "one two")
     words = ("serve", tmp_path / "ada.gguf", "--print-config", "--state", tmp_path)
     monkeypatch.setenv("PILOTLIGHT_AUTH", "none")
     assert load([("x", run(*words).stdout)]).settings.auth == "none"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight import ops_client
+from pilotlight.net import ops_client
 from tests.kit import command_cases
 from tests.kit.command_cases import OWNED, Case, Ended, OverdueError
 from tests.kit.foreign_server import FOREIGN, serving, sized

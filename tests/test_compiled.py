@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gateway
-from pilotlight.cli import COMPILED
+from pilotlight.cli.main import COMPILED
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]

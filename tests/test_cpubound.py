@@ -9,7 +9,7 @@ from autoscaler.engines import LLAMA_CPP
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.state.events import DocumentsSeen, Synced
 from autoscaler.state.world import World
-from pilotlight.cpubound import NAMED_MAX, NO_GPU, CpuBound
+from pilotlight.models.cpu_warning import NAMED_MAX, NO_GPU, CpuBound
 from tests.kit.steps import SteppedLoop
 from tests.kit.waiting import until
 

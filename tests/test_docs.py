@@ -25,8 +25,8 @@ from autoscaler.spec.validation import KEYS, LATER_ENGINES, SCHEMES
 from autoscaler.state.world import World
 from docs import draw_call, states
 from gateway.telemetry import Telemetry
-from pilotlight.cli import cli
-from pilotlight.storemetrics import StoreMetrics
+from pilotlight.agent.weights.metrics import StoreMetrics
+from pilotlight.cli.main import cli
 from scripts.gates import PACKAGES, ROOT, SOURCES
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

@@ -19,11 +19,11 @@ from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.kubernetes.decoding import Page
 from autoscaler.kubernetes.rbac import rights
-from pilotlight import checks_cluster, checks_here, checks_nodes, checks_operator
-from pilotlight.checks import Finding
-from pilotlight.cli import cli
-from pilotlight.gathering import load_settings
-from pilotlight.listen import Address
+from pilotlight.cli.main import cli
+from pilotlight.doctor import checks_operator, cluster, machine, nodes
+from pilotlight.doctor.finding import Finding
+from pilotlight.models.documents import load_settings
+from pilotlight.net.listen import Address
 from tests.kit.fakenvml import FakeNvml
 
 NONE: tuple[str, ...] = ()
@@ -38,23 +38,23 @@ def grades(findings: list[Finding]) -> dict[str, str]:
 
 def test_gpus_are_told_and_a_driver_without_them_is_noticed(tmp_path: Path) -> None:
     nvml = FakeNvml()
-    assert checks_here.driver(lambda: nvml, NONE).says == "2 GPUs: NVIDIA H200 140Gi, NVIDIA H200 140Gi"
+    assert machine.driver(lambda: nvml, NONE).says == "2 GPUs: NVIDIA H200 140Gi, NVIDIA H200 140Gi"
     nvml.found = (Gpu("GPU-a", "H200", 1, healthy=False),)
-    assert checks_here.driver(lambda: nvml, NONE).says == "lost: GPU-a"
+    assert machine.driver(lambda: nvml, NONE).says == "lost: GPU-a"
     sign = tmp_path / "version"
-    assert checks_here.driver(lambda: None, (str(sign),)).grade == "info"
+    assert machine.driver(lambda: None, (str(sign),)).grade == "info"
     sign.touch()
-    assert checks_here.driver(lambda: None, (str(sign),)).grade == "warning"
+    assert machine.driver(lambda: None, (str(sign),)).grade == "warning"
 
     def fails() -> None:
         raise NvmlError("driver/library version mismatch")
 
-    assert "version mismatch" in checks_here.driver(fails, NONE).says
+    assert "version mismatch" in machine.driver(fails, NONE).says
 
 
 def test_a_machine_without_an_engine_is_blocked() -> None:
-    assert checks_here.engines({"vllm": "/usr/bin/vllm"}) == Finding("engines", "ok", "vllm")
-    none = checks_here.engines({})
+    assert machine.engines({"vllm": "/usr/bin/vllm"}) == Finding("engines", "ok", "vllm")
+    none = machine.engines({})
     assert (none.grade, "pilotlight[llama]" in none.fix) == ("blocker", True)
 
 
@@ -70,13 +70,13 @@ def test_a_machine_without_an_engine_is_blocked() -> None:
 def test_a_wheel_that_computes_on_the_cpu_is_told_where_there_are_gpus(
     found: dict[str, str], cpu_only: bool, grade: str
 ) -> None:
-    assert checks_here.llama_on_gpu(found, lambda _: cpu_only).grade == grade
+    assert machine.llama_on_gpu(found, lambda _: cpu_only).grade == grade
 
 
 def test_few_open_files_are_told() -> None:
-    assert checks_here.open_files(4096).grade == "warning"
-    assert checks_here.open_files(resource.RLIM_INFINITY).says == "no limit"
-    assert checks_here.open_files(1 << 20).says == "1,048,576"
+    assert machine.open_files(4096).grade == "warning"
+    assert machine.open_files(resource.RLIM_INFINITY).says == "no limit"
+    assert machine.open_files(1 << 20).says == "1,048,576"
 
 
 @pytest.mark.standard
@@ -85,27 +85,27 @@ def test_a_port_is_free_taken_or_ours() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
         address = Address("127.0.0.1", taken.getsockname()[1])
-        found = checks_here.port("inference port", "--listen", address, "")
+        found = machine.port("inference port", "--listen", address, "")
         assert (found.grade, "--listen" in found.fix) == ("blocker", True)
-        assert checks_here.port("inference port", "--listen", address, "17").grade == "info"
-    assert checks_here.port("inference port", "--listen", address, "").grade == "ok"
+        assert machine.port("inference port", "--listen", address, "17").grade == "info"
+    assert machine.port("inference port", "--listen", address, "").grade == "ok"
 
 
 def test_the_state_directory_is_there_can_be_made_or_is_in_the_way(tmp_path: Path) -> None:
-    assert checks_here.state_directory(tmp_path / "a" / "b").says.endswith("will be made")
+    assert machine.state_directory(tmp_path / "a" / "b").says.endswith("will be made")
     assert not (tmp_path / "a").exists(), "nothing was made"
     (tmp_path / "file").touch()
-    assert checks_here.state_directory(tmp_path / "file").grade == "blocker"
-    assert checks_here.state_directory(tmp_path / ("x" * 80)).says.endswith("is too long for Unix sockets in it")
+    assert machine.state_directory(tmp_path / "file").grade == "blocker"
+    assert machine.state_directory(tmp_path / ("x" * 80)).says.endswith("is too long for Unix sockets in it")
     StateDirectory.open(tmp_path / "s").close()
-    assert checks_here.state_directory(tmp_path / "s").grade == "ok"
+    assert machine.state_directory(tmp_path / "s").grade == "ok"
     (tmp_path / "s" / "version").write_text("99")
-    assert "newer" in checks_here.state_directory(tmp_path / "s").says
+    assert "newer" in machine.state_directory(tmp_path / "s").says
 
 
 @pytest.mark.parametrize(("platform", "grade"), [("linux", "ok"), ("darwin", "info"), ("win32", "blocker")])
 def test_the_system(platform: str, grade: str) -> None:
-    assert checks_here.system(platform).grade == grade
+    assert machine.system(platform).grade == grade
 
 
 # --- nodes ----------------------------------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ TOLD: dict[str, Any] = {"gpu_product": "H100", "gpu_memory": "81559"}
 
 
 def test_a_cluster_without_gpus_is_told_how_to_get_them() -> None:
-    (only,) = checks_nodes.judge([node(gpus=0)], dra=False)
+    (only,) = nodes.judge([node(gpus=0)], dra=False)
     assert (only.grade, only.says) == ("warning", "none of 1 node offers nvidia.com/gpu")
-    (with_dra,) = checks_nodes.judge([], dra=True)
+    (with_dra,) = nodes.judge([], dra=True)
     assert "DRA is there" in with_dra.says
 
 
 def test_labelled_whole_gpus_are_all_fine() -> None:
-    found = checks_nodes.judge([node(gpus=8, taints=("nvidia.com/gpu",), **TOLD), node("cpu", 0)], dra=False)
+    found = nodes.judge([node(gpus=8, taints=("nvidia.com/gpu",), **TOLD), node("cpu", 0)], dra=False)
     assert set(grades(found).values()) == {"ok"}
     assert found[0].says == "8 on 1 node"
 
@@ -139,7 +139,7 @@ def test_labelled_whole_gpus_are_all_fine() -> None:
 def test_labels_taints_sharing_and_mps_are_each_one_line_with_a_fix() -> None:
     shared = node("n2", 4, taints=("dedicated", "node.kubernetes.io/unschedulable"), gpu_replicas="4", **TOLD)
     by_mps = node("n3", 10, gpu_sharing_strategy="mps", gpu_replicas="10", **TOLD)
-    found = {one.check: one for one in checks_nodes.judge([node("n1"), shared, by_mps], dra=False)}
+    found = {one.check: one for one in nodes.judge([node("n1"), shared, by_mps], dra=False)}
     assert found["GPU labels"].says.startswith("no nvidia.com/gpu.product and nvidia.com/gpu.memory on n1")
     assert found["taints"].says == "dedicated:NoSchedule on n2 is not tolerated by engine pods"
     assert "{key: dedicated, operator: Exists}" in found["taints"].fix
@@ -149,7 +149,7 @@ def test_labels_taints_sharing_and_mps_are_each_one_line_with_a_fix() -> None:
 
 def test_nodes_whose_labels_do_not_tell_how_gpus_are_shared_are_named() -> None:
     hidden = node("n2", 4, gpu_count="1", **TOLD)
-    found = {one.check: one for one in checks_nodes.judge([node("n1", **TOLD), hidden], dra=False)}
+    found = {one.check: one for one in nodes.judge([node("n1", **TOLD), hidden], dra=False)}
     assert found["sharing"].grade == "warning"
     assert found["sharing"].says.endswith("on 1 node: labels do not tell how n2 shares GPUs")
     assert "Settings `nodes`, by `slicing`" in found["sharing"].fix
@@ -201,12 +201,12 @@ async def test_the_policy_is_looked_at_only_where_nodes_are_cut() -> None:
             self.asked.append(path)
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
 
-    scene = checks_cluster.Scene(engines="e", home="h", scope="cluster")
-    assert await checks_cluster.cutting(Paper(), scene) == []
+    scene = cluster.Scene(engines="e", home="h", scope="cluster")
+    assert await cluster.cutting(Paper(), scene) == []
     assert Paper.asked == []
-    found = await checks_cluster.cutting(Paper(), replace(scene, cutting=("gpu-operator", "ours")))
+    found = await cluster.cutting(Paper(), replace(scene, cutting=("gpu-operator", "ours")))
     assert found == [checks_operator.NO_OPERATOR]
-    assert checks_cluster.cutting in checks_cluster.CHECKS
+    assert cluster.cutting in cluster.CHECKS
 
 
 class Leases(Api):
@@ -223,8 +223,8 @@ class Leases(Api):
 
 
 async def test_namespaces_whose_models_another_installation_serves_are_named() -> None:
-    api, scene = Leases(), checks_cluster.Scene(engines="e", home="h", scope="cluster")
-    found = await checks_cluster.installations(api, scene)
+    api, scene = Leases(), cluster.Scene(engines="e", home="h", scope="cluster")
+    found = await cluster.installations(api, scene)
     assert found == [
         Finding("installation", "ok", "h/pilotlight"),
         Finding(
@@ -232,7 +232,7 @@ async def test_namespaces_whose_models_another_installation_serves_are_named() -
             "to let this installation serve a Model, set the Model's spec.installation to h/pilotlight",
         ),
     ]  # fmt: skip
-    await checks_cluster.installations(api, replace(scene, scope="namespace"))
+    await cluster.installations(api, replace(scene, scope="namespace"))
     leases = "leases?metadata.name=models.pilotlight.dev"
     assert api.asked == [
         f"/apis/coordination.k8s.io/v1/{leases}",
@@ -252,9 +252,9 @@ def run(state: Path, *words: str) -> tuple[int, str]:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with an engine and no GPU."""
-    monkeypatch.setattr(checks_here, "available", lambda: {"vllm": "/usr/bin/vllm"})
-    monkeypatch.setattr(checks_here, "open_nvml", lambda: None)
-    monkeypatch.setattr(checks_here, "SOCKET_CHARACTERS_MAX", 1000)
+    monkeypatch.setattr(machine, "available", lambda: {"vllm": "/usr/bin/vllm"})
+    monkeypatch.setattr(machine, "open_nvml", lambda: None)
+    monkeypatch.setattr(machine, "SOCKET_CHARACTERS_MAX", 1000)
 
 
 @pytest.mark.standard
@@ -359,13 +359,13 @@ def test_settings_are_read_as_people_have_them(tmp_path: Path, text: str) -> Non
 def test_where_settings_publish_what_a_fabric_has_the_rights_to_that_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scenes = list[checks_cluster.Scene]()
+    scenes = list[cluster.Scene]()
 
-    async def seen(_: Api, scene: checks_cluster.Scene) -> list[Finding]:
+    async def seen(_: Api, scene: cluster.Scene) -> list[Finding]:
         scenes.append(scene)
         return [Finding("API server", "ok", "")]
 
-    monkeypatch.setattr(checks_cluster, "cluster", seen)
+    monkeypatch.setattr(cluster, "cluster", seen)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     (tmp_path / "config").write_text(KUBECONFIG)
     entry = "{name: r, redfish: {url: 'https://fabric', systems: {w1: /redfish/v1/Systems/1}, publish: %s}}"

@@ -27,9 +27,9 @@ from autoscaler.spec.settings import DeclaredDevice
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, Slice, SliceId, World
-from pilotlight.fit import needs
-from pilotlight.gathering import completed
-from pilotlight.needs import estimate
+from pilotlight.models.documents import completed
+from pilotlight.models.fit import needs
+from pilotlight.models.memory import estimate
 from tests.kit import shapes
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
 

@@ -9,8 +9,8 @@ import logging
 import pytest
 
 from artifacts.errors import UnreachableError
-from pilotlight.errands import FIRST_S, LAST_S, Errands, backoff_s
-from pilotlight.weightparts import Part
+from pilotlight.models.retry_tasks import FIRST_S, LAST_S, Errands, backoff_s
+from pilotlight.models.weight_parts import Part
 
 A, B = Part("oci://r.io/a:1"), Part("oci://r.io/b:1")
 

@@ -16,7 +16,7 @@ from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen
 from autoscaler.state.world import DeviceId, SliceId
-from pilotlight.supplies import Supplies
+from pilotlight.models.capacity_providers import Supplies
 from tests.contracts.provider import order, release
 from tests.kit.cro_rack import MODEL, NODE, SETTINGS, Rack, world
 from tests.test_fabric_cro import old_at_hand

@@ -12,9 +12,9 @@ from autoscaler.engines import EngineError
 from autoscaler.spec.load import Documents, load, to_yaml
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.validation import check_name
-from loadtest import tinygguf
-from pilotlight import keys
-from pilotlight.gathering import KEYS_FILE, RENAME, gather, launcher, model_name, needs_tenant, read_documents
+from loadtest import tiny_gguf
+from pilotlight.cli import keys
+from pilotlight.models.documents import KEYS_FILE, RENAME, gather, launcher, model_name, needs_tenant, read_documents
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"
 ACME = HEAD + "kind: Tenant\nmetadata: {name: acme}\nspec: {models: [ada], keys: [{sha256: '" + "a" * 64 + "'}]}\n"
@@ -24,7 +24,7 @@ ACME = HEAD + "kind: Tenant\nmetadata: {name: acme}\nspec: {models: [ada], keys:
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "models").mkdir()
     for name in ("ada", "bob"):
-        tinygguf.make(tmp_path / "models" / f"{name}.gguf", "one two three", context_tokens=512)
+        tiny_gguf.make(tmp_path / "models" / f"{name}.gguf", "one two three", context_tokens=512)
     return tmp_path
 
 
@@ -208,7 +208,7 @@ def test_an_adapter_that_is_yet_to_come_is_no_obstacle_to_a_start(folder: Path) 
 
 
 def test_adapters_count_into_the_memory_and_a_missing_one_is_said_before_the_start(folder: Path) -> None:
-    tinygguf.make_adapter(folder / "a.gguf", "one two three", "one three")
+    tiny_gguf.make_adapter(folder / "a.gguf", "one two three", "one three")
     files = (folder / "models" / "ada.gguf", folder / "a.gguf", folder / "gone.gguf")
 
     def memory_bytes(*adapters: Path) -> int:
@@ -281,6 +281,6 @@ def test_a_listener_that_anybody_reaches_needs_a_tenant(auth: str, tenants: int,
 def test_a_header_is_read_again_when_the_file_changed(folder: Path) -> None:
     path = written(folder / "d.yaml", to_yaml(gather([folder / "models" / "ada.gguf"], [], folder)))
     before = read_documents(path).models[0].memory_bytes
-    tinygguf.make(folder / "models" / "ada.gguf", " ".join(f"word{n}" for n in range(500)), context_tokens=512)
+    tiny_gguf.make(folder / "models" / "ada.gguf", " ".join(f"word{n}" for n in range(500)), context_tokens=512)
     after = {model.name: model for model in read_documents(path).models}[ModelName("ada")].memory_bytes
     assert after > before

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from artifacts.formats import gguf, gguf_memory
 from artifacts.formats.memory import Layer, Shape
-from loadtest import tinygguf
+from loadtest import tiny_gguf
 from tests.kit.budget import examples
 
 
@@ -76,7 +76,7 @@ def test_heads_may_differ_per_block_and_key_length_may_come_last(tmp_path: Path)
 
 def test_a_header_that_takes_too_much_time_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.gguf"
-    tinygguf.make(path, "x")
+    tiny_gguf.make(path, "x")
     monkeypatch.setattr(gguf, "CPU_S_MAX", 0.0)
     with pytest.raises(gguf.GgufError, match=r"a\.gguf: its header takes more than 2 s to read"):
         gguf.read(path)
@@ -172,7 +172,7 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.gguf"
-    tinygguf.make(path, "a b")
+    tiny_gguf.make(path, "a b")
     content = bytearray(path.read_bytes()[:5000])
     for at, value in data.draw(st.lists(st.tuples(st.integers(0, 1200), st.integers(0, 255)), min_size=1, max_size=6)):
         content[at] = value
@@ -183,7 +183,7 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(
 
 def test_the_tiny_model_reads_as_the_reference_package_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "ada.gguf"
-    tinygguf.make(path, "Hello, I am Ada.", context_tokens=1024)
+    tiny_gguf.make(path, "Hello, I am Ada.", context_tokens=1024)
     fields = reference.GGUFReader(path).fields
     info = gguf.read(path)
     assert (info.name, info.architecture, info.shape.context_tokens) == ("ada", "llama", 1024)
@@ -194,7 +194,7 @@ def test_the_tiny_model_reads_as_the_reference_package_reads_it(tmp_path: Path) 
 @pytest.mark.parametrize("sentence", ["", "twice is twice", "two  spaces"])
 def test_a_sentence_that_the_chain_cannot_say_is_refused(tmp_path: Path, sentence: str) -> None:
     with pytest.raises(ValueError, match="no word twice"):
-        tinygguf.make(tmp_path / "a.gguf", sentence)
+        tiny_gguf.make(tmp_path / "a.gguf", sentence)
 
 
 @pytest.mark.parametrize(

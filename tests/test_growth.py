@@ -38,9 +38,9 @@ from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Kind, Lane
 from autoscaler.state.world import Replica, World
-from pilotlight.fit import needs
-from pilotlight.gathering import completed
-from pilotlight.needs import estimate
+from pilotlight.models.documents import completed
+from pilotlight.models.fit import needs
+from pilotlight.models.memory import estimate
 from tests.kit import shapes
 from tests.kit.budget import examples
 from tests.kit.observed import seen_of

@@ -12,7 +12,7 @@ from artifacts.fetch.registry import Registries
 from artifacts.formats import gguf
 from artifacts.formats.gguf import GgufError
 from artifacts.pack.pack import Form
-from loadtest import tinygguf
+from loadtest import tiny_gguf
 from tests.kit import packed
 
 pytestmark = pytest.mark.standard
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.standard
 
 def files(folder: Path) -> Path:
     folder.mkdir()
-    tinygguf.make(folder / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make(folder / "ada.gguf", "Hello, I am Ada.")
     (folder / "LICENSE").write_text("free")
     return folder
 

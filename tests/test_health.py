@@ -11,8 +11,8 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.server.ops import OperationsServer
 from gateway.gateway import Front
 from gateway.ops import application
-from pilotlight import health
-from pilotlight.listen import Address
+from pilotlight.net import http_server
+from pilotlight.net.listen import Address
 from tests.kit.ports import free_port
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import world
@@ -32,7 +32,7 @@ def of_gateway() -> web.Application:
 async def test_it_answers_three_questions_and_takes_no_orders(app: object) -> None:
     assert callable(app)
     address = Address("127.0.0.1", free_port())
-    runner = await health.open_port(address, app())
+    runner = await http_server.open_port(address, app())
     try:
         async with aiohttp.ClientSession(address.url) as session:
             for path, wanted in (("/healthz", {200}), ("/readyz", {200, 503}), ("/metrics", {200})):
@@ -46,6 +46,6 @@ async def test_it_answers_three_questions_and_takes_no_orders(app: object) -> No
 
 
 async def test_without_an_address_nothing_listens() -> None:
-    runner = await health.open_port(None, of_gateway())
+    runner = await http_server.open_port(None, of_gateway())
     assert runner.addresses == []
     await runner.cleanup()

@@ -21,8 +21,8 @@ from autoscaler.kubernetes.watching import Watched
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
 from autoscaler.state.events import DocumentsSeen
-from pilotlight import resources
-from pilotlight.cluster import Cluster, ClusterOptions
+from pilotlight.processes import cluster_documents
+from pilotlight.processes.cluster import Cluster, ClusterOptions
 from tests.kit.apiserver import Server
 
 SECRET = "at 10.0.0.7, says a proxy, with token abc"
@@ -146,7 +146,7 @@ async def test_without_the_right_to_tenants_models_are_in_force_and_without_that
 
 async def test_what_an_older_tenant_has_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(resources, "say", said.append)
+    monkeypatch.setattr(cluster_documents, "say", said.append)
     api = cast("Api", Server())
     elector = cast("Elector", SimpleNamespace(writes_s=lambda: 0.0, in_touch=lambda: True))
     cluster = Cluster(ClusterOptions(namespace="n"), (api, api), elector, "a1", lambda: 0.0)

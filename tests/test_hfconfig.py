@@ -18,8 +18,8 @@ from artifacts.formats.memory import BYTES_MAX, Serving, paged
 from autoscaler.contract import ModelName
 from autoscaler.explain.fit import explain_fit
 from autoscaler.spec.model import Model, ModelSpec
-from pilotlight.fit import needs
-from pilotlight.gathering import completed
+from pilotlight.models.documents import completed
+from pilotlight.models.fit import needs
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, device, world
 

@@ -17,7 +17,7 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.server.ops import OperationsServer
 from gateway.gateway import Front
 from gateway.ops import application
-from pilotlight import hosts
+from pilotlight.net import hosts
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import world
 

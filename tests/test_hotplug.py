@@ -10,7 +10,10 @@ import pytest
 from autoscaler.agent_contract import FabricWant
 from autoscaler.contract import FabricReport, PodDevices
 from pilotlight.agent.gpu import hotplug
+from pilotlight.agent.gpu.attach import Attaching
 from pilotlight.agent.gpu.bus import Answer, Bus, StepError
+from pilotlight.agent.gpu.daemon_pods import VERSION, Daemons, Those
+from pilotlight.agent.gpu.fabric_node import FabricNode
 from pilotlight.agent.gpu.hotplug import (
     IDLE_BYTES_MAX,
     VISIBLE_S,
@@ -22,9 +25,6 @@ from pilotlight.agent.gpu.hotplug import (
     minor_in,
     shown_in,
 )
-from pilotlight.attaching import Attaching
-from pilotlight.daemons import VERSION, Daemons, Those
-from pilotlight.fabricnode import FabricNode
 from tests.kit.fake_gpu_node import GPU_OPERATOR, NODE, PLUGIN, PlayedNode
 from tests.kit.objects import PlayedServer
 

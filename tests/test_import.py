@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from autoscaler.spec.load import load
-from loadtest import tinygguf
-from pilotlight.cli import cli
-from pilotlight.gathering import load_files, read_documents
+from loadtest import tiny_gguf
+from pilotlight.cli.main import cli
+from pilotlight.models.documents import load_files, read_documents
 
 PAGE = Path(__file__).parent.parent / "docs" / "import.md"
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
@@ -150,7 +150,7 @@ def store(folder: Path) -> Path:
     ]
     (manifests / "latest").write_text(json.dumps({"layers": layers}))
     (manifests / ".hidden").write_text("")
-    tinygguf.make(blobs / "sha256-aa", "hello")
+    tiny_gguf.make(blobs / "sha256-aa", "hello")
     (blobs / "sha256-bb").write_text('{"num_ctx": 128}')
     return folder / ".ollama"
 

@@ -20,11 +20,11 @@ from artifacts.reference import Reference
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
 from autoscaler.spec.settings import Signatures
-from pilotlight import keeping as room
-from pilotlight.keeping import LINGER_S, Keeping
-from pilotlight.looking import REASON_CHARS_MAX
-from pilotlight.packing import planned
-from pilotlight.pullsecrets import NoSecretError, PullSecrets
+from pilotlight.agent.weights import keeper as room
+from pilotlight.agent.weights.inspect import REASON_CHARS_MAX
+from pilotlight.agent.weights.keeper import LINGER_S, Keeping
+from pilotlight.agent.weights.pullsecrets import NoSecretError, PullSecrets
+from pilotlight.cli.weights.pack import planned
 from tests.kit import packed
 from tests.kit.kept import Kept, want
 

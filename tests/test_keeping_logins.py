@@ -15,7 +15,7 @@ from artifacts.http.transport import Site
 from artifacts.registry.client import Client
 from autoscaler.agent_contract import NodeWant, NodeWants
 from autoscaler.contract import ReplicaId, WeightsReport
-from pilotlight.keeping import Keeping
+from pilotlight.agent.weights.keeper import Keeping
 from tests.kit import packed
 from tests.kit.fake_registry import FakeRegistry
 

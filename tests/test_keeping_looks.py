@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from artifacts.store.store import Store
 from autoscaler.agent_contract import wish_of
 from autoscaler.contract import ReplicaId, WeightsReport
-from loadtest import tinygguf
-from pilotlight import fetching, looking
-from pilotlight.fetching import LOOKS_MAX
-from pilotlight.keeping import LOOK_AGAIN_S
-from pilotlight.looking import HEADERS_CHARS_MAX, REASON_CHARS_MAX, Fields, Headers
-from pilotlight.supply import HEADERS
+from loadtest import tiny_gguf
+from pilotlight.agent.weights import fetch, inspect
+from pilotlight.agent.weights.fetch import LOOKS_MAX
+from pilotlight.agent.weights.inspect import HEADERS_CHARS_MAX, REASON_CHARS_MAX, Fields, Headers
+from pilotlight.agent.weights.keeper import LOOK_AGAIN_S
+from pilotlight.models.weights import HEADERS
 from tests.kit import packed
 from tests.kit.kept import Kept, want
 
@@ -70,7 +70,7 @@ async def test_few_artifacts_are_looked_at_at_once(kept: Kept, monkeypatch: pyte
         at_once -= 1
         return replace(said, digest="sha256:aa", no_header="none")
 
-    monkeypatch.setattr(fetching, "look", waits)
+    monkeypatch.setattr(fetch, "look", waits)
     async with kept.running():
         kept.wants(*(replace(want("r", tag=f"v{number}"), look=True) for number in range(20)))
         await kept.until(lambda: at_once == LOOKS_MAX)
@@ -88,7 +88,7 @@ async def test_headers_that_are_too_much_for_one_report_are_told_one_after_anoth
     def told() -> set[str]:
         return {one.artifact for one in kept.said if one.header}
 
-    monkeypatch.setattr(fetching, "look", found)
+    monkeypatch.setattr(fetch, "look", found)
     looks = [replace(want("r", tag=f"v{number}"), look=True) for number in range(5)]
     async with kept.running():
         kept.wants(*looks)
@@ -116,7 +116,7 @@ async def test_why_there_is_no_image_or_header_is_told_as_far_as_a_report_has_ro
     async def found(said: WeightsReport, *_: object) -> WeightsReport:
         return replace(said, digest="sha256:aa", no_image="x" * 1_000_000, no_header="x" * 1_000_000)
 
-    monkeypatch.setattr(fetching, "look", found)
+    monkeypatch.setattr(fetch, "look", found)
     async with kept.running():
         kept.wants(replace(want("r"), look=True))
         await kept.until(lambda: kept.said and kept.said[0].digest)
@@ -134,7 +134,7 @@ async def test_what_was_no_image_is_looked_at_again_for_it_may_have_been_pushed_
             said, digest="sha256:aa", no_header="none", image="models" if said.artifact in seen[:-1] else None
         )
 
-    monkeypatch.setattr(fetching, "look", found)
+    monkeypatch.setattr(fetch, "look", found)
     look, other = replace(want("r"), look=True), replace(want("r", tag="v2"), look=True)
     async with kept.running():
         kept.wants(look)
@@ -153,7 +153,7 @@ async def test_what_was_no_image_is_looked_at_again_for_it_may_have_been_pushed_
 def ada(tmp_path: Path) -> Path:
     """A layout of a model with a header."""
     (tmp_path / "in").mkdir()
-    tinygguf.make(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
     packed.packed(tmp_path / "in", tmp_path / "layout")
     return tmp_path / "layout"
 
@@ -180,7 +180,7 @@ async def test_a_header_is_read_once_whoever_asks_for_it(kept: Kept, ada: Path) 
 async def test_the_next_leader_is_told_what_was_seen_also_while_the_registry_is_away(
     kept: Kept, ada: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "AWAY_WAIT_S", 0.01)
+    monkeypatch.setattr(fetch, "AWAY_WAIT_S", 0.01)
     async with kept.running():
         with packed.served(ada) as host:
             look = replace(want(host), look=True)
@@ -197,7 +197,7 @@ async def test_the_next_leader_is_told_what_was_seen_also_while_the_registry_is_
 
 
 async def test_of_many_artifacts_those_read_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "HEADERS_MAX", 2)
+    monkeypatch.setattr(inspect, "HEADERS_MAX", 2)
     headers, reads = Headers(), list[str]()
 
     def read(of: str) -> Awaitable[Fields]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.keychain import clouds, keychain
+from pilotlight.models.credentials import clouds, keychain
 
 ECR, GAR, ACR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com", "eu-docker.pkg.dev", "acmereg.azurecr.io"
 

@@ -13,8 +13,8 @@ import click
 import pytest
 
 from autoscaler.spec.load import load
-from pilotlight import keys
-from pilotlight.gathering import KEYS_FILE
+from pilotlight.cli import keys
+from pilotlight.models.documents import KEYS_FILE
 
 
 def test_a_key_is_long_random_and_its_entry_is_its_hash() -> None:

@@ -9,7 +9,7 @@ import click
 import pytest
 import uvloop
 
-from pilotlight.listen import ACCEPTS, Address, AddressType, accepting, check_operations, listeners
+from pilotlight.net.listen import ACCEPTS, Address, AddressType, accepting, check_operations, listeners
 
 pytestmark = pytest.mark.standard
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 from tests.kit import packed
 
 pytestmark = pytest.mark.standard

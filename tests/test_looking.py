@@ -21,13 +21,13 @@ from autoscaler.agent_contract import wish_of
 from autoscaler.contract import ModelName, WeightsReport
 from autoscaler.explain.fit import Needs
 from autoscaler.spec.model import Adapter, Model, ModelSpec
-from loadtest import tinygguf
-from pilotlight import shapes
-from pilotlight.fit import needs, told
-from pilotlight.gathering import completed
-from pilotlight.looking import NOT_WHOLE, look
-from pilotlight.needs import Known
-from pilotlight.packing import planned
+from loadtest import tiny_gguf
+from pilotlight.agent.weights.inspect import NOT_WHOLE, look
+from pilotlight.cli.weights.pack import planned
+from pilotlight.models import remote_header
+from pilotlight.models.documents import completed
+from pilotlight.models.fit import needs, told
+from pilotlight.models.memory import Known
 from tests.kit import packed
 from tests.kit.fake_hub import FakeHub
 from tests.kit.fake_registry import StillClock
@@ -94,7 +94,7 @@ async def read(folder: Path, source: Path, form: Form = "modelpack") -> tuple[We
         said = await look(WeightsReport(artifact=ADA, look=True), of, Ways(), folder / "headers")
     assert not (folder / "headers").exists(), "nothing of it stays"
     looked = {wish_of(said): said}
-    known = shapes.known(MODEL, looked)
+    known = remote_header.known(MODEL, looked)
     return said, MODEL if known is None else completed(MODEL, known, gpus=True), told(MODEL, looked)
 
 
@@ -106,7 +106,7 @@ MODEL = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact
 async def test_what_a_header_in_a_registry_says_is_what_the_file_would(tmp_path: Path, form: Form) -> None:
     source = tmp_path / "in"
     source.mkdir()
-    tinygguf.make(source / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make(source / "ada.gguf", "Hello, I am Ada.")
     said, sized, found = await read(tmp_path, source, form)
     there = replace(MODEL, spec=replace(MODEL.spec, artifact=f"file://{source / 'ada.gguf'}"))
     assert sized.memory_bytes == sized.estimated_bytes == completed(there, gpus=True).memory_bytes > 0
@@ -121,8 +121,8 @@ async def test_the_name_that_a_header_gives_itself_is_told_in_few_words(
         return replace(gguf.read(path), architecture="\N{GRINNING FACE}" * 90_000)
 
     (tmp_path / "in").mkdir()
-    tinygguf.make(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
-    monkeypatch.setattr(shapes, "gguf", SimpleNamespace(read=long, bases=gguf.bases, GgufError=gguf.GgufError))
+    tiny_gguf.make(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
+    monkeypatch.setattr(remote_header, "gguf", SimpleNamespace(read=long, bases=gguf.bases, GgufError=gguf.GgufError))
     said, sized, _ = await read(tmp_path, tmp_path / "in")
     assert len(said.header.encode()) < 10_000
     assert sized.memory_bytes
@@ -152,11 +152,11 @@ async def test_why_a_header_says_nothing_is_told_without_a_path_of_the_node(tmp_
 async def test_an_adapter_counts_by_its_size(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
-    tinygguf.make(source / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make(source / "ada.gguf", "Hello, I am Ada.")
     said, alone, _ = await read(tmp_path, source)
     both = replace(MODEL, spec=replace(MODEL.spec, adapters=(Adapter(name="x", artifact="oci://r.io/x:1"),)))
     lora = WeightsReport(artifact="oci://r.io/x:1", look=True, digest="sha256:aa", bytes=1000)
-    known = shapes.known(both, {wish_of(said): said, wish_of(lora): lora})
+    known = remote_header.known(both, {wish_of(said): said, wish_of(lora): lora})
     assert completed(both, known, gpus=True).memory_bytes >= alone.memory_bytes + 1000
 
 
@@ -171,7 +171,7 @@ async def test_a_folder_of_pefts_counts_by_its_safetensors(tmp_path: Path, form:
     size = len(NO_TENSORS) + 90_000
     assert size <= said.bytes < size + 7_000, "in an archive with its head"
     lora = Adapter(name="x", artifact=f"file://{tmp_path / 'in' / below}".rstrip("/"))
-    tinygguf.make(tmp_path / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make(tmp_path / "ada.gguf", "Hello, I am Ada.")
     alone = replace(MODEL, spec=replace(MODEL.spec, engine="vllm", artifact=f"file://{tmp_path / 'ada.gguf'}"))
     both = replace(alone, spec=replace(alone.spec, adapters=(lora,)))
     (there,) = [one for one in needs(both).parts if one.name == "adapters"]
@@ -188,7 +188,7 @@ def test_a_header_of_no_model_is_as_good_as_none_whatever_an_agent_says(wrong: d
     def known(shape: dict[str, object]) -> Known | None:
         text = json.dumps({"words": "w", "shape": shape})
         said = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", header=text)
-        return shapes.known(model, {wish_of(said): said, wish_of(less): less})
+        return remote_header.known(model, {wish_of(said): said, wish_of(less): less})
 
     assert known(shape | wrong) is None
     found = known(shape)
@@ -197,7 +197,7 @@ def test_a_header_of_no_model_is_as_good_as_none_whatever_an_agent_says(wrong: d
 
 
 async def test_at_the_hub_a_header_is_read_too_and_nothing_is_an_image(tmp_path: Path) -> None:
-    tinygguf.make(tmp_path / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make(tmp_path / "ada.gguf", "Hello, I am Ada.")
     async with FakeHub({}, {"ada.gguf": (tmp_path / "ada.gguf").read_bytes()}).both() as fake:
         said = WeightsReport(artifact="hf://acme/tiny@main", look=True)
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)

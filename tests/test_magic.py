@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from artifacts.dialects.contents import RefusedError
 from artifacts.formats import magic
-from loadtest.tinygguf import make
-from pilotlight.cli import cli
+from loadtest.tiny_gguf import make
+from pilotlight.cli.main import cli
 from tests.kit.weight_files import as_safetensors
 
 PICKLES = [pickle.dumps({"weights": [1.0] * 100}, protocol) for protocol in range(6)]

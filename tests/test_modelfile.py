@@ -12,9 +12,9 @@ from artifacts.formats import gguf
 from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
 from autoscaler.spec.model import EngineName, Model, ModelSpec
-from loadtest import tinygguf
-from pilotlight import gathering
-from pilotlight.modelfile import check_file, header
+from loadtest import tiny_gguf
+from pilotlight.models import documents
+from pilotlight.models.gguf_file import check_file, header
 
 CORRECT = "or correct spec.artifact"
 
@@ -34,7 +34,7 @@ def wrong(engine: EngineName, path: Path) -> str:
 
 def test_a_good_file_is_good_for_everybody(tmp_path: Path) -> None:
     good, weights = tmp_path / "good.gguf", tmp_path / "weights"
-    tinygguf.make(good, "Good.")
+    tiny_gguf.make(good, "Good.")
     weights.mkdir()
     assert wrong("llama.cpp", good) == wrong("vllm", good) == wrong("command", good) == ""
     assert wrong("vllm", weights) == ""
@@ -64,7 +64,7 @@ def test_a_file_that_may_not_be_read_is_told_although_it_was_read_before(
 ) -> None:
     """Whoever runs the tests may be root, who may read everything."""
     path = tmp_path / "m.gguf"
-    tinygguf.make(path, "Good.")
+    tiny_gguf.make(path, "Good.")
     assert wrong("llama.cpp", path) == ""
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert wrong("llama.cpp", path) == f"{path} may not be read; let the user that runs pilotlight read it"
@@ -72,7 +72,7 @@ def test_a_file_that_may_not_be_read_is_told_although_it_was_read_before(
 
 def test_a_header_is_read_once_and_again_when_the_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, reads, read = tmp_path / "m.gguf", list[Path](), gguf.read
-    tinygguf.make(path, "Good.")
+    tiny_gguf.make(path, "Good.")
 
     def counted(file: Path) -> gguf.GgufInfo:
         reads.append(file)
@@ -87,7 +87,7 @@ def test_a_header_is_read_once_and_again_when_the_file_changed(tmp_path: Path, m
 
 def test_a_part_of_a_split_model_that_goes_is_noticed(tmp_path: Path) -> None:
     first, second = (tmp_path / f"[x] m-0000{part}-of-00002.gguf" for part in (1, 2))
-    tinygguf.make(first, "Good.")
+    tiny_gguf.make(first, "Good.")
     shutil.copy(first, second)
     assert wrong("llama.cpp", first) == ""
     second.unlink()
@@ -96,9 +96,9 @@ def test_a_part_of_a_split_model_that_goes_is_noticed(tmp_path: Path) -> None:
 
 def test_an_engine_that_is_installed_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, found = tmp_path / "m.gguf", dict[str, str]()
-    tinygguf.make(path, "Good.")
-    monkeypatch.setattr(gathering, "available", lambda: dict(found))
-    launch = gathering.launcher()
+    tiny_gguf.make(path, "Good.")
+    monkeypatch.setattr(documents, "available", lambda: dict(found))
+    launch = documents.launcher()
     with pytest.raises(EngineError, match="is not installed here"):
         launch(model("llama.cpp", path), "127.0.0.1", 1)
     found["llama-server"] = "/opt/llama-server"

@@ -18,9 +18,9 @@ from autoscaler.spec.decode import WrongKeyError, decode
 from autoscaler.spec.model import EngineName, Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
 from autoscaler.spec.validation import check_model
-from pilotlight.fit import needs
-from pilotlight.gathering import completed
-from pilotlight.needs import comes, estimate, serving
+from pilotlight.models.documents import completed
+from pilotlight.models.fit import needs
+from pilotlight.models.memory import comes, estimate, serving
 from tests.kit import shapes
 from tests.kit.worlds import T0, device, replica, world
 from tests.test_hfconfig import LLAMA, tensors

@@ -20,13 +20,13 @@ from artifacts.fetch import registry
 from artifacts.fetch.registry import Registries
 from artifacts.store.store import Store
 from autoscaler.weights.peers import NodePeer, NodePeers
-from pilotlight.access import Access
-from pilotlight.certificates import Identity
-from pilotlight.listen import Address
-from pilotlight.neighbours import CERTIFIED, Neighbours, PeerOptions
-from pilotlight.nodeway import ANSWER_BYTES_MAX, HttpWay
-from pilotlight.renewal import Files
-from pilotlight.storemetrics import StoreMetrics
+from pilotlight.agent.autoscaler_client import ANSWER_BYTES_MAX, HttpWay
+from pilotlight.agent.weights.metrics import StoreMetrics
+from pilotlight.agent.weights.peers import CERTIFIED, Neighbours, PeerOptions
+from pilotlight.net.access import Access
+from pilotlight.net.certificates import Identity
+from pilotlight.net.listen import Address
+from pilotlight.net.renewal import Files
 from tests.kit import packed
 from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
 from tests.test_serving import BLOB, CONTENT, filled

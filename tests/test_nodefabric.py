@@ -144,7 +144,7 @@ def test_a_fabric_detaches_only_what_the_agent_has_let_go_of() -> None:
     world = [heard(given_back(attached()), T0)]
 
     async def in_use(node: str, uuids: tuple[str, ...]) -> str:
-        """As `pilotlight.supplies` asks."""
+        """As `pilotlight.models.capacity_providers` asks."""
         return fabric_agents.kept(world[0], node, uuids, T0)
 
     async def scenario() -> None:

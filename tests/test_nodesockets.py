@@ -26,7 +26,7 @@ from artifacts.protobuf import NUMBER_MAX, ProtobufError, fields, text, texts
 from autoscaler.contract import PodDevices
 from pilotlight.agent.kubelet import sockets as nodesockets
 from pilotlight.agent.kubelet.sockets import IMAGES_MAX, MISSING, AssignedPod, NodeSockets, assigned, images
-from pilotlight.nodelook import NodeLook, NodeLooks, news
+from pilotlight.agent.node_observer import NodeLook, NodeLooks, news
 from tests.kit.fakenvml import FakeNvml
 from tests.kit.ports import free_port
 

@@ -11,7 +11,7 @@ from autoscaler.kubernetes.decoding import Page
 from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
 from autoscaler.kubernetes.watching import INITIAL_END, RETRY_S_MAX
 from autoscaler.providers.kube import AT_HAND, Object
-from pilotlight.objects import KEPT_S, Objects
+from pilotlight.kube import KEPT_S, Objects
 from tests.sim.virtual import run
 
 PATH = "/apis/test/things"

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec import convert
 
-from pilotlight import operating
-from pilotlight.cli import cli
+from pilotlight.cli import operator
+from pilotlight.cli.main import cli
 
 Sent = tuple[str, Mapping[str, object] | None, str | None]
 
@@ -46,8 +46,8 @@ class Port:
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Port:
     made = Port()
-    monkeypatch.setattr(operating, "fetch", made.fetch)
-    monkeypatch.setattr(operating, "LOOK_S", 0.0)
+    monkeypatch.setattr(operator, "fetch", made.fetch)
+    monkeypatch.setattr(operator, "LOOK_S", 0.0)
     return made
 
 

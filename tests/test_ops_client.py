@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from autoscaler.queries.views import Row, Sentences
-from pilotlight import ops_client
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
+from pilotlight.net import ops_client
 from tests.kit.foreign_server import FOREIGN, HEAD, serving, sized
 
 pytestmark = pytest.mark.standard

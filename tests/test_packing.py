@@ -25,7 +25,7 @@ from artifacts.oci.descriptor import BadManifestError, Platform
 from artifacts.oci.manifest import Index, Manifest
 from artifacts.pack import oci_layout
 from artifacts.pack.oci_layout import Layout
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 from tests.kit.archives import read
 from tests.kit.budget import examples
 from tests.kit.weight_files import as_safetensors

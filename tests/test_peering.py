@@ -19,11 +19,11 @@ from artifacts.http.transport import Site
 from artifacts.peers.selection import Board
 from artifacts.registry.client import Client
 from artifacts.store.store import Store
-from pilotlight import peering
-from pilotlight.access import Access
-from pilotlight.listen import Address
-from pilotlight.peering import access_of
-from pilotlight.renewal import Files
+from pilotlight.agent.weights import peering
+from pilotlight.agent.weights.peering import access_of
+from pilotlight.net.access import Access
+from pilotlight.net.listen import Address
+from pilotlight.net.renewal import Files
 from tests.kit import packed
 from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
 from tests.kit.fake_registry import FakeRegistry, StillClock

@@ -14,7 +14,7 @@ from autoscaler.queries.memory import given
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.spec.model import Gpu, Model, ModelSpec
-from pilotlight.cluster import launch
+from pilotlight.processes.cluster import launch
 from tests.kit import sliced
 from tests.kit.golden import agrees
 from tests.kit.worlds import replica

@@ -10,7 +10,7 @@ from autoscaler.slicing.registry import is_amount, is_choice
 from autoscaler.spec.load import DocumentError, Documents, load, to_yaml
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import Pod, SecretName, Toleration
-from pilotlight.gathering import launcher
+from pilotlight.models.documents import launcher
 from tests.kit.sliced import EXAMPLES
 
 FULL = """

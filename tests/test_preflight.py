@@ -12,9 +12,9 @@ from autoscaler.controller import loop
 from autoscaler.spec.model import Model
 from autoscaler.state.events import DocumentsSeen, Synced
 from autoscaler.state.world import World
-from pilotlight import preflight
-from pilotlight.news import SAID_MAX
-from pilotlight.preflight import Preflight
+from pilotlight.processes import preflight
+from pilotlight.processes.news import SAID_MAX
+from pilotlight.processes.preflight import Preflight
 from tests.kit.steps import SteppedLoop
 from tests.kit.waiting import until
 from tests.kit.worlds import device, model, world

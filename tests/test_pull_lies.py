@@ -21,7 +21,7 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from artifacts.registry.manifests import INDEX, MANIFEST
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 from tests.kit.archives import END, header, honest, member
 from tests.kit.fake_registry import PASSWORD, FakeRegistry, digest_of, says
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from artifacts.pack import oci_layout, pack
 from artifacts.pack.pack import About, Offered
 from artifacts.store.store import Store
-from pilotlight.cli import cli
-from pilotlight.stored import SHORT_DIGITS
+from pilotlight.cli.main import cli
+from pilotlight.cli.weights.store import SHORT_DIGITS
 from tests.kit import packed
 from tests.kit.packed import FILES, NAME
 

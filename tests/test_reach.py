@@ -8,7 +8,7 @@ from autoscaler.spec import validation
 from autoscaler.spec.decode import WrongKeyError, dotted
 from autoscaler.spec.load import one
 from autoscaler.spec.model import Model
-from pilotlight.resources import ours, theirs
+from pilotlight.processes.cluster_documents import ours, theirs
 
 
 def document(namespace: str, **spec: object) -> dict[str, object]:

@@ -18,8 +18,8 @@ from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.ownership import Ownership
 from autoscaler.spec.settings import Settings
 from autoscaler.state.world import World
-from pilotlight import supplies
-from pilotlight.supplies import Around
+from pilotlight.models import capacity_providers
+from pilotlight.models.capacity_providers import Around
 from tests.contracts.provider import order, release
 from tests.kit import certificates
 from tests.kit.fake_redfish import A100, PASSWORD, USER, FakeFabric
@@ -69,7 +69,7 @@ def test_a_provider_says_in_words_which_secret_it_lacks(tmp_path: Path) -> None:
                 PlayedServer(lambda: 0.0), lambda: World(epoch=1), "engines", "home", stack, secrets=tmp_path
             )
             told = Redfish(url=fabric.url, systems={"w1": fabric.path("1")}, secret_ref="fabric")
-            provider = supplies.redfish(ProviderSettings(name="rack", redfish=told), around)
+            provider = capacity_providers.redfish(ProviderSettings(name="rack", redfish=told), around)
             for asked in (provider.list(), provider.offers()):
                 with pytest.raises(RefusedError, match=r"^Secret fabric is not there, or has no username"):
                     await asked
@@ -172,7 +172,7 @@ def test_an_entry_of_the_settings_attaches_and_detaches(tmp_path: Path, *, keeps
         async with AsyncExitStack() as stack, FakeFabric(keeps=keeps).serving(certificates.sides().server) as fabric:
             around = Around(played, lambda: World(epoch=1), "engines", "home", stack, secrets=secrets)
             told = Redfish(url=fabric.url, systems={"w1": fabric.path("1")}, secret_ref="fabric")
-            provider = supplies.redfish(ProviderSettings(name="rack", redfish=told), around)
+            provider = capacity_providers.redfish(ProviderSettings(name="rack", redfish=told), around)
             assert isinstance(provider, RedfishFabric)
             attending = asyncio.create_task(provider.attend(lambda: None))
             (offer,) = [one for one in await provider.offers() if one.product == A100[0]]

@@ -22,7 +22,7 @@ from artifacts.pack.pack import About, Form, Offered
 from artifacts.registry import resolve
 from artifacts.registry.client import Client
 from artifacts.registry.mirrors import Mirrored
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 from tests.kit.fake_registry import FakeRegistry, StillClock, says
 
 pytestmark = pytest.mark.standard

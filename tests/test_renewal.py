@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 import pytest
 
-from pilotlight import renewal
-from pilotlight.certificates import FileError
-from pilotlight.renewal import Files
+from pilotlight.net import renewal
+from pilotlight.net.certificates import FileError
+from pilotlight.net.renewal import Files
 from tests.kit.waiting import until
 
 

@@ -6,10 +6,10 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
-from loadtest import coldreport
 from loadtest.coldstart import INTERRUPTED, ColdStarts, Round, spreads
-from loadtest.plots import Series, plot, ticks
-from loadtest.report import Report, as_html, as_json, make, note
+from loadtest.report import coldstart
+from loadtest.report.plots import Series, plot, ticks
+from loadtest.report.report import Report, as_html, as_json, make, note
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge
 
@@ -85,7 +85,7 @@ COLD = Round(
 def test_the_page_of_cold_starts_tells_phases_and_rounds_and_needs_nothing_else() -> None:
     warm = Round(waited_s=1.5, ending=Ending.COMPLETED, first_byte_ms=20.0, total_ms=80.0)
     failed = Round(waited_s=2.5, ending=Ending.FAILED, code="model_start_failed", cold=True)
-    page = coldreport.as_html("http://127.0.0.1:1", 5, cold_starts(COLD, warm, failed, ended=INTERRUPTED))
+    page = coldstart.as_html("http://127.0.0.1:1", 5, cold_starts(COLD, warm, failed, ended=INTERRUPTED))
     assert "<script>" not in page
     assert "5 cold starts of &lt;script&gt;" in page
     assert not any(word in page for word in ("src=", "href=", "@import", "url("))
@@ -98,7 +98,7 @@ def test_the_page_of_cold_starts_tells_phases_and_rounds_and_needs_nothing_else(
 
 
 def test_cold_starts_of_which_none_completed_have_a_page_too() -> None:
-    page = coldreport.as_html("http://127.0.0.1:1", 1, cold_starts(Round(waited_s=0.1, ending=Ending.FAILED, code="x")))
+    page = coldstart.as_html("http://127.0.0.1:1", 1, cold_starts(Round(waited_s=0.1, ending=Ending.FAILED, code="x")))
     assert "nothing to plot" in page
     assert "<b>-</b>ms, median first byte" in page
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from click.testing import CliRunner, Result
 
 from artifacts.store.store import Store
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 from tests.kit.fake_hub import COMMIT, TOKEN, FakeHub
 from tests.kit.fake_registry import FakeRegistry
 from tests.kit.fake_s3 import FakeS3

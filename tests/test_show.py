@@ -15,8 +15,9 @@ import pytest
 from autoscaler.contract import ModelName
 from autoscaler.explain.model import Explanation
 from autoscaler.queries.views import DemandView, ModelView, Row, Sentences
-from pilotlight import ops_client, show
-from pilotlight.console import Console
+from pilotlight.cli import status as show
+from pilotlight.cli.tables import Console
+from pilotlight.net import ops_client
 
 pytestmark = pytest.mark.standard
 
@@ -139,7 +140,7 @@ def test_a_watch_ends_quietly_with_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsy
         if len(looks) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("pilotlight.show.time.sleep", sleep)
+    monkeypatch.setattr("pilotlight.cli.status.time.sleep", sleep)
     with port(status=STATUS) as url:
         show.status(url, None, watch=True, output="text")
     assert len(looks) == 3
@@ -160,7 +161,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, looks: list[list[Row]], output: str
         if not left:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("pilotlight.show.time.sleep", sleep)
+    monkeypatch.setattr("pilotlight.cli.status.time.sleep", sleep)
     monkeypatch.setattr(show, "fetch", lambda _ops, _path, _kind: tuple(left.pop(0)))
     show.status("ops", None, watch=True, output=output)
 

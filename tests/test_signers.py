@@ -15,8 +15,8 @@ from artifacts.signatures.policy import Policy
 from autoscaler.spec.load import DocumentError, load
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Signatures
-from pilotlight import signers
-from pilotlight.signers import SignersError
+from pilotlight.models import signers
+from pilotlight.models.signers import SignersError
 from tests.kit.keyless import Sigstore
 from tests.kit.signed import key, pem
 

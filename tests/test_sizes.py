@@ -21,9 +21,9 @@ from autoscaler.spec.quantity import BytesOrAuto
 from autoscaler.state.actions import Plan, StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
-from loadtest import tinygguf
-from pilotlight import gathering, shapes, sizes
-from pilotlight.sizes import Sizes
+from loadtest import tiny_gguf
+from pilotlight.models import cluster_memory, documents, remote_header
+from pilotlight.models.cluster_memory import Sizes
 from tests.kit.worlds import T0, device, gateway, level, replica, world
 
 ADA, LORA = "oci://r.io/ada:1", "oci://r.io/lora:1"
@@ -36,8 +36,8 @@ def model(name: str = "ada", artifact: str | None = ADA, **spec: object) -> Mode
 
 @pytest.fixture
 def header(tmp_path: Path) -> str:
-    tinygguf.make(tmp_path / "a.gguf", "Hello, I am Ada.")
-    return msgspec.json.encode(shapes.Header("Its GGUF header", gguf.read(tmp_path / "a.gguf").shape)).decode()
+    tiny_gguf.make(tmp_path / "a.gguf", "Hello, I am Ada.")
+    return msgspec.json.encode(remote_header.Header("Its GGUF header", gguf.read(tmp_path / "a.gguf").shape)).decode()
 
 
 def seen(*said: WeightsReport) -> dict[Wish, WeightsReport]:
@@ -96,13 +96,13 @@ def test_without_the_size_of_an_adapter_a_model_is_not_counted_as_if_it_had_none
 
 
 def test_what_was_worked_out_is_not_worked_out_again(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    worked, at, before = list[str](), Sizes(lambda: T0), gathering.completed
+    worked, at, before = list[str](), Sizes(lambda: T0), documents.completed
 
     def completed(model: Model, *known: Any, gpus: bool) -> Model:
         worked.append(model.name)
         return before(model, *known, gpus=gpus)
 
-    monkeypatch.setattr(sizes, "completed", completed)
+    monkeypatch.setattr(cluster_memory, "completed", completed)
     models = [model(f"m{number}", f"oci://r.io/m:{number}") for number in range(50)]
     looked: dict[Wish, WeightsReport] = {}
     for one in models:
@@ -114,14 +114,14 @@ def test_what_was_worked_out_is_not_worked_out_again(header: str, monkeypatch: p
 
 
 def test_a_model_that_raises_does_not_affect_the_others(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = gathering.completed
+    before = documents.completed
 
     def completed(of: Model, *known: Any, gpus: bool) -> Model:
         if of.name == "bad":
             raise ValueError("bad header")
         return before(of, *known, gpus=gpus)
 
-    monkeypatch.setattr(sizes, "completed", completed)
+    monkeypatch.setattr(cluster_memory, "completed", completed)
     bad, good = model("bad"), model("good")
     found = Sizes(lambda: T0).of([bad, good], seen(look(header=header)))
     assert [(fault.model, fault.reason.endswith("bad header")) for fault in found.faults] == [("bad", True)]

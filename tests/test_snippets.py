@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from pilotlight import snippets
+from pilotlight.processes import snippets
 
 URL, MODEL = "http://127.0.0.1:8080", "llama-8b"
 

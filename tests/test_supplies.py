@@ -29,8 +29,8 @@ from autoscaler.state.capacity_orders import (
 )
 from autoscaler.state.device_claims import Awaited
 from autoscaler.state.world import World
-from pilotlight import supplies
-from pilotlight.supplies import Around, Kind, Mode, Supplies, apart, check
+from pilotlight.models import capacity_providers as supplies
+from pilotlight.models.capacity_providers import Around, Kind, Mode, Supplies, apart, check
 from tests.contracts.provider import order
 from tests.kit.fake_redfish import FakeFabric
 from tests.kit.fakeprovider import FakeProvider

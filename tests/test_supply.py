@@ -34,12 +34,12 @@ from autoscaler.spec.settings import Weights, WeightsMirror
 from autoscaler.state.actions import Plan
 from autoscaler.state.events import CopiesSeen
 from autoscaler.state.world import Copy, Load, NodeId, World
-from loadtest import tinygguf
-from pilotlight import weightparts
-from pilotlight.errands import FIRST_S
-from pilotlight.packing import planned
-from pilotlight.supply import TELL_EVERY_S, AdapterError, Supply, Telling, reached, together, wanting
-from pilotlight.weightparts import Part
+from loadtest import tiny_gguf
+from pilotlight.cli.weights.pack import planned
+from pilotlight.models import weight_parts
+from pilotlight.models.retry_tasks import FIRST_S
+from pilotlight.models.weight_parts import Part
+from pilotlight.models.weights import TELL_EVERY_S, AdapterError, Supply, Telling, reached, together, wanting
 from tests.kit import packed
 from tests.kit.fake_hub import TOKEN, FakeHub
 from tests.kit.fake_registry import StillClock
@@ -72,7 +72,7 @@ def at(tmp_path: Path, ways: Registries | None = None) -> Supply:
 )
 def test_an_engine_is_given_the_one_gguf_file_or_the_folder(paths: list[str], engine: str, chosen: str) -> None:
     folder = Path("/c/files")
-    assert weightparts.chosen(folder, paths, model("oci://r.io/a:1", engine=engine)) == folder / chosen
+    assert weight_parts.chosen(folder, paths, model("oci://r.io/a:1", engine=engine)) == folder / chosen
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_an_engine_is_given_the_one_gguf_file_or_the_folder(paths: list[str], en
 )
 def test_what_llama_cpp_cannot_load_is_said(paths: list[str], said: str) -> None:
     with pytest.raises(EngineError, match=said):
-        weightparts.chosen(Path("/c"), paths, model("oci://r.io/a:1"))
+        weight_parts.chosen(Path("/c"), paths, model("oci://r.io/a:1"))
 
 
 def test_files_of_this_machine_are_no_matter_of_ours(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ async def test_code_of_the_hub_is_left_out_for_one_model_and_taken_for_another(t
 async def test_a_header_that_cannot_be_asked_for_is_asked_for_again_and_told_meanwhile(tmp_path: Path) -> None:
     """The registry answers nothing at first: the reason is told, and the memory is known as soon as it does."""
     (tmp_path / "m").mkdir()
-    tinygguf.make(tmp_path / "m" / "a.gguf", "one two")
+    tiny_gguf.make(tmp_path / "m" / "a.gguf", "one two")
     packed.packed(tmp_path / "m", tmp_path / "layout")
     now_s, read = [0.0], asyncio.Event()
     with packed.served(tmp_path / "layout") as host:

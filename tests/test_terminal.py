@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from pilotlight import __main__, console, quiet, terminal
-from pilotlight.terminal import LINE_CHARACTERS_MAX, SafeStream, escaped
+from pilotlight import __main__, output
+from pilotlight.cli import tables, terminal
+from pilotlight.cli.terminal import LINE_CHARACTERS_MAX, SafeStream, escaped
 
 ALONE = (0x061C, 0x200E, 0x202E, 0x2066, 0x2028, 0xFEFF, 0xFFF9, 0xD800)
 RAW = "".join(map(chr, [*range(9), *range(11, 32), *range(0x7F, 0xA0), *ALONE]))
@@ -98,7 +99,7 @@ def test_a_full_disk_behind_the_output_is_one_error(monkeypatch: pytest.MonkeyPa
 def test_a_console_escapes_text_and_writes_its_own_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    shown = console.Console(width=60)
+    shown = tables.Console(width=60)
     with shown.capture() as capture:
         shown.print("\x1b[5m[red]x[/y]")
         shown.print(Text("\x9btext", style="bold"))
@@ -110,26 +111,26 @@ def test_a_console_escapes_text_and_writes_its_own_sequences(monkeypatch: pytest
 def test_log_lines_are_escaped_and_cut_between_characters() -> None:
     read, write = os.pipe()
     try:
-        assert quiet.write_line(write, "\x1b[2J\udcff\u202e" + "é" * 5000)
+        assert output.write_line(write, "\x1b[2J\udcff\u202e" + "é" * 5000)
         line = os.read(read, 10_000)
     finally:
         os.close(read)
         os.close(write)
     assert line.startswith(b"\\u001b[2J\\udcff\\u202e")
-    assert len(line) <= quiet.LINE_BYTES_MAX
+    assert len(line) <= output.LINE_BYTES_MAX
     assert line.decode().endswith("é\n")
 
 
 @pytest.mark.parametrize("traceback", [False, True])
 def test_an_internal_error_is_one_line_without_its_message(monkeypatch: pytest.MonkeyPatch, traceback: bool) -> None:
     said: list[str] = []
-    monkeypatch.setattr(quiet, "write_line", lambda _, line: said.append(line))
+    monkeypatch.setattr(output, "write_line", lambda _, line: said.append(line))
     monkeypatch.setenv(__main__.TRACEBACK, "1" if traceback else "")
     with pytest.raises(ValueError, match="secret") as caught:
         terminal.SafeStream(io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")).write(Secret())
     error = ExceptionGroup("several", [caught.value, KeyError("secret")])
     __main__.report(type(error), error, error.__traceback__)
-    assert said[-1].startswith("pilotlight: internal error: ValueError in pilotlight/terminal.py:")
+    assert said[-1].startswith("pilotlight: internal error: ValueError in pilotlight/cli/terminal.py:")
     assert "please report" in said[-1]
     assert "secret" not in said[-1]
     assert any("Traceback" in line for line in said[:-1]) == traceback

@@ -14,7 +14,7 @@ import pytest
 from autoscaler.spec.capacity import KINDS
 from autoscaler.spec.model import Adopted
 from autoscaler.spec.settings import NodeSlicing
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 from scripts.gates import ROOT
 
 REAL = [path for folder in ("process", "cluster") for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))]

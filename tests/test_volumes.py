@@ -23,7 +23,7 @@ from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.world import Replica
 from autoscaler.weights.mounts import ClusterFacts, Found, NodeFacts
-from pilotlight.cluster import launch
+from pilotlight.processes.cluster import launch
 from tests.kit.golden import agrees
 from tests.test_pod_orders import Deaf
 from tests.test_pods import model, replica

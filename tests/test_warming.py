@@ -15,7 +15,7 @@ from autoscaler.controller.loop import Step
 from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import Load, World
-from pilotlight.warming import Warming, parked, weights_of
+from pilotlight.models.page_cache import Warming, parked, weights_of
 from tests.kit.worlds import T0, device, model, replica, world
 from tests.test_supply import step as first
 

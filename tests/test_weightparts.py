@@ -9,7 +9,7 @@ import pytest
 from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
 from autoscaler.spec.model import Adapter, Model, ModelSpec
-from pilotlight.weightparts import Part, adapters, parts, placed, standing_in
+from pilotlight.models.weight_parts import Part, adapters, parts, placed, standing_in
 
 
 def model(artifact: str | None, *found: str, **spec: object) -> Model:

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from artifacts.store.store import Row, Store
-from pilotlight import stored
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
+from pilotlight.cli.weights import store as stored
 from tests.kit.stored import KIB, fetching, raw, wanted
 
 ONE, TWO = wanted("a", raw("x"), raw("shared")), wanted("b", raw("shared"), raw("y", 3 * KIB))

@@ -21,7 +21,7 @@ from autoscaler.spec.model import Gpu
 from autoscaler.spec.settings import Price, Settings
 from autoscaler.state.events import Reported
 from autoscaler.state.lifecycle import ReplicaState as S
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 from tests.kit.budget import examples
 from tests.kit.offered import acted, offer, surge, told
 from tests.kit.recut import town
@@ -300,7 +300,7 @@ def test_of_what_runs_the_port_is_asked_and_its_answer_told(tmp_path: Path, monk
         orders.append((ops, path, order, key))
         return answer if kind is Answer and timeout_s > 5 else None
 
-    monkeypatch.setattr("pilotlight.ops_client.fetch", fetch)
+    monkeypatch.setattr("pilotlight.net.ops_client.fetch", fetch)
     (tmp_path / "d.yaml").write_text("b: {waiting: 2, running: 1}")
     monkeypatch.setenv("KEY", "pl-1")
     words = ["plan", "--live", "--ops", "http://there", "--key-env", "KEY", "--demand", f"{tmp_path}/d.yaml"]

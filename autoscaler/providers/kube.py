@@ -1,6 +1,6 @@
 """What providers need of a Kubernetes API server: a few requests and a watch, on plain dicts.
 
-`Server` is a Protocol, because a provider does not know the driver: `pilotlight.objects` implements it, with writes
+`Server` is a Protocol, because a provider does not know the driver: `pilotlight.kube` implements it, with writes
 that end with the leadership. Any exception but AnswerError means that the result of the request is unknown.
 
 `together` runs several requests at once and returns all answers or raises the first error; none is left running. It is

@@ -6,7 +6,7 @@ import click
 import pytest
 from helm_python import HelmError
 
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 from tests.kit.chart import AGENTS_NAME, AGENTS_OF_A_FABRIC, SETS, Object, Values, of_kind, pod_specs, texts
 
 

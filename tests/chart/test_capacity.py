@@ -11,7 +11,7 @@ from helm_python import HelmError
 
 from autoscaler.spec.capacity import KINDS, QUEUES, ProviderSettings, check_providers
 from autoscaler.spec.decode import WrongKeyError
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 from tests.kit.chart import pod_specs, texts
 from tests.test_providers import NO_URLS, URLS
 

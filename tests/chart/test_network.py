@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 
 from autoscaler.spec.ownership import INSTALLATION, identity
-from pilotlight.neighbours import CERTIFIED
+from pilotlight.agent.weights.peers import CERTIFIED
 from tests.kit.chart import AGENTS_NAME, EVERYTHING, SETS, Object, Values, named, of_kind, pod_specs
 
 

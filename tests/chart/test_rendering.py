@@ -17,8 +17,8 @@ import yaml
 from cryptography import x509
 
 from autoscaler.spec import load, quantity
-from pilotlight import gateway_process
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
+from pilotlight.processes import gateway
 from tests.kit.chart import (
     AGENTS_NAME,
     CHART,
@@ -254,7 +254,7 @@ def test_limits_reach_the_gateways_as_they_are_meant() -> None:
         values = {"settings": {"limits": {**limits, "bodyBytesMax": size}}}
         (container,) = named(values, "Deployment", "pl-pilotlight-gateway")["spec"]["template"]["spec"]["containers"]
         (word,) = (word for word in container["args"] if word.startswith("--limits="))
-        taken = gateway_process.limits_of(word.removeprefix("--limits="))
+        taken = gateway.limits_of(word.removeprefix("--limits="))
         assert taken.body_bytes_max == quantity.parse_bytes(str(size))
         assert (taken.memory_bytes, taken.idle_seconds_max, taken.header_seconds_max) == (0, 30, 1.5)
 

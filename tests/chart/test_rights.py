@@ -14,7 +14,7 @@ import pytest
 from autoscaler.drivers.kubernetes.adoption.objects import COST, INTENT, REPLICA, SHOWN
 from autoscaler.kubernetes.rbac import Scope, rights
 from autoscaler.spec.capacity import kinds_of
-from pilotlight.gathering import load_settings
+from pilotlight.models.documents import load_settings
 from tests.kit.chart import SETS, Object, Values, objects, of_kind, pod_specs
 
 READ = ("get", "list", "watch")

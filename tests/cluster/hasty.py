@@ -15,7 +15,7 @@ def main() -> None:
     from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
     from autoscaler.queries import mig_status
     from autoscaler.rearrange import mig_repartition
-    from pilotlight.cli import cli
+    from pilotlight.cli.main import cli
 
     vars(mig_repartition).update(WAIT_S=WAIT_S, EVERY_S=EVERY_S, NODE_EVERY_S=NODE_EVERY_S)
     vars(mig_status).update(RETRY_S=RETRY_S)

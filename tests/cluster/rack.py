@@ -17,7 +17,7 @@ import pytest
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.kubernetes.watching import Change, Watched
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES
-from pilotlight.objects import Objects
+from pilotlight.kube import Objects
 from tests.cluster import definitions
 from tests.cluster.conftest import next_number
 from tests.cluster.house import House

@@ -21,7 +21,7 @@ from autoscaler.kubernetes.kubeconfig import Access, access
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.state.events import DocumentsSeen, Reported
 from autoscaler.state.world import World
-from pilotlight.cluster import Cluster, ClusterOptions
+from pilotlight.processes.cluster import Cluster, ClusterOptions
 from tests.kit.worlds import level
 
 

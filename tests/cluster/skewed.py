@@ -22,7 +22,7 @@ def main() -> None:
     """Everything that is imported from now on knows no other clock."""
     time.time = lambda: _true() + SKEW_S
     from autoscaler.kubernetes import leader_election
-    from pilotlight.cli import cli
+    from pilotlight.cli.main import cli
 
     vars(leader_election)["datetime"] = Skewed  # the only one that writes a date by itself
     cli(prog_name="pilotlight")

@@ -14,7 +14,7 @@ from artifacts.pack.oci_layout import Layout
 from artifacts.registry.client import Client
 from artifacts.store.store import Store
 from autoscaler.kubernetes.api import Api
-from pilotlight.neighbours import CERTIFIED
+from pilotlight.agent.weights.peers import CERTIFIED
 from tests.cluster.conftest import next_number
 from tests.cluster.house import House
 from tests.cluster.kubelet.node import Node

@@ -28,7 +28,7 @@ from autoscaler.drivers.kubernetes.inventory.node_cordons import ANNOTATION
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.spec.ownership import INSTALLATION, identity
-from pilotlight import keys
+from pilotlight.cli import keys
 from tests.cluster import definitions
 from tests.cluster.adopting import OURS, workload
 from tests.cluster.calls import chat

@@ -26,8 +26,8 @@ from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES
 from autoscaler.providers.provisioning_request.objects import API, ATOMIC, GKE
-from pilotlight import keys
-from pilotlight.objects import Objects
+from pilotlight.cli import keys
+from pilotlight.kube import Objects
 from tests.cluster import definitions
 from tests.cluster.added import Joined
 from tests.cluster.building import BuildError, build

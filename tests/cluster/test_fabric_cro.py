@@ -18,7 +18,7 @@ from autoscaler.providers.provider import Attended, Provider
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.world import World
-from pilotlight.objects import Objects
+from pilotlight.kube import Objects
 from tests.cluster import definitions
 from tests.cluster.conftest import make_namespace
 from tests.contracts.provider import ProviderContract, order, release

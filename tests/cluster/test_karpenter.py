@@ -21,7 +21,7 @@ from autoscaler.providers.provider import Provider
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
 from autoscaler.state.world import World
-from pilotlight.objects import Objects
+from pilotlight.kube import Objects
 from tests.cluster.added import CLAIMS, POOLS, TYPE, Machines, karpenter
 from tests.cluster.building import BuildError
 from tests.cluster.conftest import make_namespace, next_number

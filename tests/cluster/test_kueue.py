@@ -28,7 +28,7 @@ from autoscaler.spec.pod import GPU, Resources
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.world import World
-from pilotlight.objects import Objects
+from pilotlight.kube import Objects
 from tests.cluster import definitions
 from tests.cluster.conftest import make_namespace
 from tests.cluster.test_kubeai import ANYTHING

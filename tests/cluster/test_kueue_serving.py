@@ -18,7 +18,7 @@ from autoscaler.kubernetes.api import Api, Object
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.kueue import workload
 from autoscaler.spec.pod import GPU, PLACE, QUEUE
-from pilotlight.objects import Objects
+from pilotlight.kube import Objects
 from tests.cluster import definitions
 from tests.cluster.conftest import next_number
 from tests.cluster.house import House, model

@@ -17,10 +17,10 @@ from autoscaler.kubernetes.api import MERGE, Api
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.kubeconfig import access
 from autoscaler.kubernetes.rbac import rights
-from pilotlight.checks import Finding, blocked
-from pilotlight.checks_capacity import NO_MOST
-from pilotlight.checks_cluster import Scene, cluster
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
+from pilotlight.doctor.capacity import NO_MOST
+from pilotlight.doctor.cluster import Scene, cluster
+from pilotlight.doctor.finding import Finding, blocked
 from tests.cluster import definitions
 from tests.cluster.accounts import make_account, token
 from tests.cluster.group import SETS, machine_set

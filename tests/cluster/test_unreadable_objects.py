@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError, Object
-from pilotlight.checks_cluster import Scene, objects
+from pilotlight.doctor.cluster import Scene, objects
 from tests.cluster import definitions
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node

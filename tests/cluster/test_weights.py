@@ -29,9 +29,9 @@ from autoscaler.spec import load
 from autoscaler.spec.model import Model
 from autoscaler.text import size
 from autoscaler.weights import mounts
-from loadtest import tinygguf
-from pilotlight.gathering import completed
-from pilotlight.packing import planned
+from loadtest import tiny_gguf
+from pilotlight.cli.weights.pack import planned
+from pilotlight.models.documents import completed
 from tests.cluster import definitions
 from tests.cluster.coldstarts import PARTS, coldstart
 from tests.cluster.definitions import models
@@ -343,7 +343,7 @@ async def test_what_a_model_needs_is_read_of_its_header_in_the_registry_before_a
     scene = Scene(house, api, namespace, node, tmp_path)
     (tmp_path / "model").mkdir()
     file = tmp_path / "model" / "ada.gguf"
-    tinygguf.make(file, "Hello, I am Ada.")
+    tiny_gguf.make(file, "Hello, I am Ada.")
     packed.packed(tmp_path / "model", tmp_path / "layout")
     spec: dict[str, Any] = {"engine": "llama.cpp", "image": "llama", "contextTokens": 256}
     with packed.served(tmp_path / "layout") as host:

@@ -32,7 +32,7 @@ from artifacts.store.layout import ForbiddenError
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
 from artifacts.store.verify import verify
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 from tests.kit.fake_registry import FakeRegistry
 from tests.kit.weight_files import as_gguf, as_safetensors
 

@@ -28,7 +28,7 @@ INSTRUMENTED = {
     "reports": ("autoscaler.fold.fold", "autoscaler.routing.routes"),
     "yaml": ("autoscaler.spec.yaml", "autoscaler.spec.decode", "autoscaler.spec.validation"),
     "gguf": ("artifacts.formats.gguf",), "safetensors": ("artifacts.formats.hf_config",),
-    "port": ("pilotlight.ops_client", "pilotlight.show", "pilotlight.operating"),
+    "port": ("pilotlight.net.ops_client", "pilotlight.cli.status", "pilotlight.cli.operator"),
     "providers": ("autoscaler.capacity",),
 }  # fmt: skip
 """The targets, and whose coverage guides each. Targets are imported by who runs one, after that coverage is watched."""

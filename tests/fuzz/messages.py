@@ -16,7 +16,7 @@ from autoscaler.contract import (
 )
 from autoscaler.weights.peers import NodePeers
 from gateway.control.snapshot_file import Known
-from pilotlight.shapes import Header
+from pilotlight.models.remote_header import Header
 
 KINDS: tuple[type[msgspec.Struct], ...] = (
     CatalogueDelta, RoutesDelta, Report, ReportAnswer, NodeReport, NodeAnswer, NodeWants, NodePeers, Known, Header,

@@ -15,7 +15,7 @@ from typing import Final
 
 from click.testing import CliRunner
 
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 from tests.fuzz.hostile import mutated, written
 
 COMMANDS: Final[tuple[tuple[str, ...], ...]] = (

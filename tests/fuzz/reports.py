@@ -16,7 +16,7 @@ from autoscaler.contract import GatewayId, NodeReport, Report, decoder
 from autoscaler.routing import routes
 from autoscaler.server import gateways
 from autoscaler.state.operator_orders import NodeReported
-from pilotlight import shapes
+from pilotlight.models import remote_header
 from tests.fuzz.hostile import mutated, written
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, device, gateway, model, replica, world
@@ -81,6 +81,6 @@ def reports(data: bytes) -> None:
         else:
             loop.loop.observe((NodeReported(report=report),))
         after = loop.step()
-        shapes.known(one, after.looked)
+        remote_header.known(one, after.looked)
         msgspec.json.encode(routes.catalogue_full(after))
         msgspec.json.encode(routes.routes_full(after, GatewayId("g1"), now_s, {}, boot="b"))

@@ -43,9 +43,9 @@ from autoscaler.providers.cro import objects
 from autoscaler.spec import load
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
-from pilotlight.cluster import image, launch
-from pilotlight.objects import Objects
-from pilotlight.resources import theirs
+from pilotlight.kube import Objects
+from pilotlight.processes.cluster import image, launch
+from pilotlight.processes.cluster_documents import theirs
 from tests.fuzz.kinds import DEPLOYMENT
 from tests.kit.worlds import GI, T0, model, world
 
@@ -112,7 +112,7 @@ def recorded() -> Iterator[list[Made]]:
     def note(self: Watched[Any], api: Api, path: str, *more: Any, **query: Any) -> None:
         original(self, api, path, *more, **query)
         frames = (frame for frame in reversed(traceback.extract_stack(limit=3)[:-1]))
-        place = next(frame for frame in frames if not frame.filename.endswith("/kinds.py"))
+        place = next(frame for frame in frames if not frame.filename.endswith("/optional_kinds.py"))
         made.append(Made(Path(place.filename).relative_to(ROOT).as_posix(), place.lineno or 0, path, self))
 
     with mock.patch.object(Watched, "__init__", note):
@@ -123,7 +123,7 @@ def sites() -> Iterator[tuple[str, range]]:
     """Each place in the source that makes a watch: its file and its lines."""
     for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
         text = path.read_text()
-        if path.name == "kinds.py" or not any(f"{name}(" in text for name in MAKERS):
+        if path.name == "optional_kinds.py" or not any(f"{name}(" in text for name in MAKERS):
             continue
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in MAKERS:
@@ -132,7 +132,7 @@ def sites() -> Iterator[tuple[str, range]]:
 
 def followed() -> list[str]:
     """What providers of capacity follow: the calls of `Server.follow`, whose paths and readers are theirs."""
-    texts = (path.read_text() for path in (ROOT / "autoscaler/capacity").glob("*.py"))
+    texts = (path.read_text() for path in (ROOT / "autoscaler/providers").rglob("*.py"))
     nodes = (node for text in texts if "follow(" in text for node in ast.walk(ast.parse(text)))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     return sorted(

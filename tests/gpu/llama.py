@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from loadtest import tinygguf
+from loadtest import tiny_gguf
 
 SOURCE = "llama.cpp.tar.xz"
 BUILD_S = 240.0
@@ -100,14 +100,14 @@ def write(path: Path, shape: dict[str, Any]) -> None:
     tensors = _tensors(shape)
     head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(_metadata(path, shape))))
     for key, value in _metadata(path, shape).items():
-        head += tinygguf._string(key) + tinygguf._typed(value)
+        head += tiny_gguf._string(key) + tiny_gguf._typed(value)
     at = 0
     for name, dimensions in tensors.items():
         kind = F32 if len(dimensions) == 1 else F16
-        head += tinygguf._string(name) + struct.pack(f"<I{len(dimensions)}QIQ", len(dimensions), *dimensions, kind, at)
-        at += _size(dimensions) + -_size(dimensions) % tinygguf.ALIGNMENT
+        head += tiny_gguf._string(name) + struct.pack(f"<I{len(dimensions)}QIQ", len(dimensions), *dimensions, kind, at)
+        at += _size(dimensions) + -_size(dimensions) % tiny_gguf.ALIGNMENT
     with path.open("wb") as file:
-        file.write(bytes(head) + bytes(-len(head) % tinygguf.ALIGNMENT))
+        file.write(bytes(head) + bytes(-len(head) % tiny_gguf.ALIGNMENT))
         _data(file, tensors)
 
 
@@ -121,7 +121,7 @@ def _data(file: BinaryIO, tensors: dict[str, Dimensions]) -> None:
             file.write(struct.pack("<f", 1.0) * dimensions[0])
         else:
             file.writelines(_pieces(block, size))
-        file.write(bytes(-size % tinygguf.ALIGNMENT))
+        file.write(bytes(-size % tiny_gguf.ALIGNMENT))
 
 
 def _pieces(block: bytes, size: int) -> Iterator[memoryview]:
@@ -154,8 +154,8 @@ def _tensors(shape: dict[str, Any]) -> dict[str, Dimensions]:
     return found | {"output_norm.weight": (width,), "output.weight": (width, vocabulary)}
 
 
-def _metadata(path: Path, shape: dict[str, Any]) -> dict[str, tinygguf.Value]:
-    letters = tinygguf._byte_letters()
+def _metadata(path: Path, shape: dict[str, Any]) -> dict[str, tiny_gguf.Value]:
+    letters = tiny_gguf._byte_letters()
     tokens = [*letters, "<|end|>", *(f"filler{number}" for number in range(shape["vocabulary"] - 257))]
     return {
         "general.architecture": "llama",

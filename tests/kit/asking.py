@@ -19,7 +19,7 @@ from autoscaler.contract import ModelName
 from autoscaler.engines import launch
 from autoscaler.engines.installed import available
 from autoscaler.spec.model import Model, ModelSpec
-from loadtest import tinygguf
+from loadtest import tiny_gguf
 from tests.kit.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -173,7 +173,7 @@ def proxy(name: str, folder: Path, origin: int, config: str = "", ready: str = "
 @contextmanager
 def llama(folder: Path) -> Iterator[int]:
     """The real llama.cpp server with a tiny model: its port. Its package must be installed."""
-    tinygguf.make(folder / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make(folder / "ada.gguf", "Hello, I am Ada.")
     port = free_port()
     spec = ModelSpec(engine="llama.cpp", artifact=f"file://{folder / 'ada.gguf'}", args=("--threads=1", "--embeddings"))
     installed = {"xllamacpp": available()["xllamacpp"]}

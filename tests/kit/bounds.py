@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ROWS: dict[str, tuple[str, ...]] = {
-    "accept queue": ("pilotlight.listen.BACKLOG",),
+    "accept queue": ("pilotlight.net.listen.BACKLOG",),
     "queue of a Model": ("autoscaler.contract.QueueLimits.calls_max", "autoscaler.contract.QueueLimits.bytes_max"),
     "time in the queue": ("autoscaler.contract.QueueLimits.wait_seconds_max",),
     "first byte, stall, response of an engine": (
@@ -69,9 +69,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.placement.learning.learner.WEIGHTS_MAX",
     ),
     "learning": (
-        "pilotlight.learner_process.CPU_S_MAX",
-        "pilotlight.tutor.LEARNS_S_MAX",
-        "pilotlight.learner_process.MEMORY_BYTES_MAX",
+        "pilotlight.processes.learner.CPU_S_MAX",
+        "pilotlight.processes.placement_learning.LEARNS_S_MAX",
+        "pilotlight.processes.learner.MEMORY_BYTES_MAX",
         "autoscaler.placement.learning.training.AGAIN_S",
         "autoscaler.placement.learning.training.FAILED_S",
     ),
@@ -82,7 +82,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "plans in one step": ("autoscaler.controller.loop.ROUNDS_MAX",),
     "probes": ("autoscaler.drivers.probes.PROBES_PER_S_MAX", "autoscaler.drivers.probes.PROBE_SECONDS_MAX"),
-    "SIGTERM to SIGKILL": ("autoscaler.state.lifecycle.STOP_GRACE_S", "pilotlight.autoscaler_process.ENGINE_GRACE_S"),
+    "SIGTERM to SIGKILL": ("autoscaler.state.lifecycle.STOP_GRACE_S", "pilotlight.processes.autoscaler.ENGINE_GRACE_S"),
     "drain": ("autoscaler.queries.gateways.DRAIN_SECONDS_MAX",),
     "log of moves": ("autoscaler.explain.decision_log.ROWS_MAX",),
     "starts remembered": ("autoscaler.demand.history.STARTS_MAX",),
@@ -90,7 +90,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.drivers.local.engine_logs.BYTES_MAX",
         "autoscaler.drivers.local.engine_logs.FILES_MAX",
     ),
-    "Call events on disk": ("pilotlight.eventfile.BYTES_MAX",),
+    "Call events on disk": ("pilotlight.net.event_file.BYTES_MAX",),
     "a registry: manifest; answer of a realm; error": (
         "artifacts.oci.manifest.MANIFEST_BYTES_MAX",
         "artifacts.registry.auth.TOKEN_BYTES_MAX",
@@ -170,8 +170,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.archives.decompress.WINDOW_BYTES_MAX",
     ),
     "packing: files below one folder; a Modelfile; blobs pushed at once": (
-        "pilotlight.packing.FILES_MAX",
-        "pilotlight.importing.FILE_BYTES_MAX",
+        "pilotlight.cli.weights.pack.FILES_MAX",
+        "pilotlight.cli.import_.FILE_BYTES_MAX",
         "artifacts.pack.push_artifact.AT_ONCE",
     ),
     "path of a file in an artifact": (
@@ -191,9 +191,9 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "a store of weights: what a broken pull left": ("artifacts.store.copies.LEFT_S_MAX",),
     "a node's agent: artifacts fetched at once; Copies told; what is wanted no more held": (
-        "pilotlight.fetching.PULLS_MAX",
-        "pilotlight.keeping.COPIES_MAX",
-        "pilotlight.keeping.LINGER_S",
+        "pilotlight.agent.weights.fetch.PULLS_MAX",
+        "pilotlight.agent.weights.keeper.COPIES_MAX",
+        "pilotlight.agent.weights.keeper.LINGER_S",
     ),
     "an image that an agent looks into: one span, spans of all; of a compressed layer": (
         "artifacts.fetch.inspect_image.SPAN_BYTES",
@@ -201,11 +201,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.fetch.inspect_image.BEGIN_BYTES",
     ),
     "a node's agent: artifacts looked at at once; a look that failed, or found no image, is taken again after": (
-        "pilotlight.fetching.LOOKS_MAX",
-        "pilotlight.keeping.LOOK_AGAIN_S",
+        "pilotlight.agent.weights.fetch.LOOKS_MAX",
+        "pilotlight.agent.weights.keeper.LOOK_AGAIN_S",
     ),
     "a node's agent: artifacts of which it remembers what a look said; what an away registry is waited for then": (
-        "pilotlight.looking.HEADERS_MAX",
+        "pilotlight.agent.weights.inspect.HEADERS_MAX",
         "artifacts.store.store.AWAY_WAIT_S",
     ),
     "an agent that is to look at an artifact: silent about it; not finding out": (
@@ -213,8 +213,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.weights.inspection.SLOW_S",
     ),
     "a node's agent: what one header says, as it is told; of all in one report": (
-        "pilotlight.shapes.CHARS_MAX",
-        "pilotlight.looking.HEADERS_CHARS_MAX",
+        "pilotlight.models.remote_header.CHARS_MAX",
+        "pilotlight.agent.weights.inspect.HEADERS_CHARS_MAX",
     ),
     "a Model waits for what its artifact's header says of memory": ("autoscaler.planner.reconcile.READ_S_MAX",),
     "a Replica waits for an agent that brings weights, for how pods can see them": (
@@ -340,23 +340,23 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "documents": ("autoscaler.spec.yaml.TEXT_CHARS_MAX",),
     "a response of the operations port, to a command": (
-        "pilotlight.ops_client.BYTES_MAX",
-        "pilotlight.ops_client.TIMEOUT_S",
-        "pilotlight.planning.LIVE_TIMEOUT_S",
+        "pilotlight.net.ops_client.BYTES_MAX",
+        "pilotlight.net.ops_client.TIMEOUT_S",
+        "pilotlight.cli.plan.LIVE_TIMEOUT_S",
     ),
     "a line of output of a command; of a log": (
-        "pilotlight.terminal.LINE_CHARACTERS_MAX",
-        "pilotlight.quiet.LINE_BYTES_MAX",
+        "pilotlight.cli.terminal.LINE_CHARACTERS_MAX",
+        "pilotlight.output.LINE_BYTES_MAX",
     ),
     "the local driver: free space of the state directory's disk for a start; looked at": (
         "autoscaler.drivers.local.disk_space.BYTES_MIN",
         "autoscaler.drivers.local.disk_space.LOOK_S",
     ),
-    "a pipe that is named as a file: silent for": ("pilotlight.files.PIPE_WAIT_S",),
+    "a pipe that is named as a file: silent for": ("pilotlight.net.files.PIPE_WAIT_S",),
     "a file of certificates; of tokens": (
-        "pilotlight.certificates.TOKEN_FILE_BYTES_MAX",
-        "pilotlight.certificates.TOKENS_MAX",
+        "pilotlight.net.certificates.TOKEN_FILE_BYTES_MAX",
+        "pilotlight.net.certificates.TOKENS_MAX",
     ),
-    "stored keys": ("pilotlight.keys.KEYS_MAX",),
+    "stored keys": ("pilotlight.cli.keys.KEYS_MAX",),
 }
 """Each row's first cell, and the bounds that it tells; none where it is a rule or the machine's own number."""

@@ -24,8 +24,8 @@ from typing import NamedTuple, NoReturn
 import click
 import pytest
 
-from pilotlight.cli import cli
-from pilotlight.listen import AddressType
+from pilotlight.cli.main import cli
+from pilotlight.net.listen import AddressType
 
 STATUSES = frozenset({0, 1, 2, 130})
 """That the documentation names."""
@@ -176,12 +176,12 @@ def stop_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: float) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pilotlight.show.time", SimpleNamespace(sleep=interrupted))  # ends `status --watch`
+    monkeypatch.setattr("pilotlight.cli.status.time", SimpleNamespace(sleep=interrupted))  # ends `status --watch`
     found: Callable[..., object] = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     monkeypatch.setattr("pilotlight.process.run", begun)
     monkeypatch.setattr("pilotlight.process.stop_event", started)  # of `weights serve`, which has its own loop
-    monkeypatch.setattr("pilotlight.supervisor.Supervisor.run", started)
+    monkeypatch.setattr("pilotlight.processes.supervisor.Supervisor.run", started)
     monkeypatch.setattr("pilotlight.process.die_with_parent", started)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import loadtest
 
-SCRIPT = Path(loadtest.__file__).parent / "fake_engine.py"  # the one that this run imports, wherever the tests lie
+SCRIPT = Path(loadtest.__file__).parent / "fake_engine"  # the one that this run imports, wherever the tests lie
 
 
 class FakeEngine(NamedTuple):

@@ -20,7 +20,7 @@ WAIT_S_MAX = 60.0
 NO_SPARE = """
 import sys
 from artifacts.store.store import Store
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 Store.__init__.__kwdefaults__["spare_bytes"] = 0
 cli(sys.argv[1:], prog_name="pilotlight")
 """

@@ -1,4 +1,4 @@
-"""One agent's weights, as `pilotlight.keeping` keeps them, with a clock that stands still."""
+"""One agent's weights, as `pilotlight.agent.weights.keeper` keeps them, with a clock that stands still."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from artifacts.store.store import Store
 from autoscaler.agent_contract import NodeWant, NodeWants
 from autoscaler.contract import ReplicaId, WeightsReport
 from autoscaler.spec.settings import Weights
-from pilotlight.keeping import Keeping
-from pilotlight.pullsecrets import NoSecretError
+from pilotlight.agent.weights.keeper import Keeping
+from pilotlight.agent.weights.pullsecrets import NoSecretError
 from tests.kit import packed
 
 WAIT_S_MAX = 60.0

@@ -20,7 +20,7 @@ from artifacts.pack.pack import Form
 from artifacts.registry import push as pushing
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from pilotlight.packing import planned
+from pilotlight.cli.weights.pack import planned
 from tests.kit.fake_registry import FakeRegistry
 from tests.kit.weight_files import as_gguf
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from autoscaler.engines import LLAMA_CPP
-from loadtest import tinygguf
+from loadtest import tiny_gguf
 from loadtest.result import Ending
-from pilotlight.cpubound import NO_GPU
+from pilotlight.models.cpu_warning import NO_GPU
 from tests.kit.serving import Document, model, serving, settings
 from tests.kit.waiting import until
 
@@ -73,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pynvml.py").write_text(NVML)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    tinygguf.make(tmp_path / "ada.gguf", "Held for nothing.")
+    tiny_gguf.make(tmp_path / "ada.gguf", "Held for nothing.")
     return tmp_path
 
 

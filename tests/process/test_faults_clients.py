@@ -20,7 +20,7 @@ import pytest
 from loadtest.cli import request_body
 from loadtest.client import request_bytes, target_of
 from loadtest.verdict import judge
-from pilotlight.listen import BACKLOG
+from pilotlight.net.listen import BACKLOG
 from tests.kit import endless
 from tests.kit.crowd import SLACK_BYTES, Crowd, Stream, chat, connected, counted, resident_bytes
 from tests.kit.freezing import freeze

@@ -11,7 +11,7 @@ import pytest
 
 from autoscaler.drivers.local.state_directory import TEXT_BYTES_MAX
 from loadtest.result import Ending
-from pilotlight.eventfile import BYTES_MAX
+from pilotlight.net.event_file import BYTES_MAX
 from tests.kit.serving import Serving, fake, serving
 from tests.kit.waiting import until
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import tinygguf
+from loadtest import tiny_gguf
 from loadtest.result import Ending, Result
 from loadtest.verdict import judge
 from tests.kit.fake_process import command
@@ -65,7 +65,7 @@ def cannot_start(folder: Path, how: str) -> Document:
     if how == "no-program":
         return model("bad", engine="command", command=["/nowhere/engine", "{port}"], start=start)
     if how == "broken-file":
-        tinygguf.make(folder / "bad.gguf", "Never said.")
+        tiny_gguf.make(folder / "bad.gguf", "Never said.")
         (folder / "bad.gguf").write_bytes((folder / "bad.gguf").read_bytes()[:300_000])
     return model("bad", engine="llama.cpp", artifact=f"file://{folder}/bad.gguf", start=start)
 

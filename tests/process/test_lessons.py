@@ -23,7 +23,7 @@ from autoscaler.state.placement_value import Alike, Exercise, Lesson
 from autoscaler.state.resources import BYTES_MAX, CPU_MAX, Lane
 from autoscaler.state.world import World
 from loadtest.result import Ending
-from pilotlight.tutor import Tutor
+from pilotlight.processes.placement_learning import Tutor
 from tests.kit.serving import Serving, fake, running, serving, settings
 from tests.kit.steps import SteppedLoop
 from tests.kit.taught import cluster, exercise_of, lesson
@@ -158,7 +158,7 @@ def learners(one: Serving) -> list[int]:
     found = []
     for child in psutil.Process(one.autoscaler()).children():
         with contextlib.suppress(psutil.Error):  # it ended meanwhile
-            if "pilotlight.learner_process" in child.cmdline():
+            if "pilotlight.processes.learner" in child.cmdline():
                 found.append(child.pid)
     return found
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import ConfigFiles
-from pilotlight.cli import cli
+from pilotlight.cli.main import cli
 from tests.kit import docker_registry
 from tests.kit.docker_registry import PASSWORD, USER
 

@@ -19,7 +19,7 @@ from autoscaler.contract import ModelName
 from autoscaler.engines import ENGINES, launch
 from autoscaler.engines.installed import available
 from autoscaler.spec.model import Model, ModelSpec
-from loadtest import tinygguf
+from loadtest import tiny_gguf
 from tests.kit.ports import free_port
 
 pytestmark = pytest.mark.standard
@@ -73,7 +73,7 @@ def started(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models")
-    tinygguf.make(path / "ada.gguf", SENTENCE)
+    tiny_gguf.make(path / "ada.gguf", SENTENCE)
     (path / "cut.gguf").write_bytes((path / "ada.gguf").read_bytes()[:300_000])
     return path
 

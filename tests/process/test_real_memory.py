@@ -11,7 +11,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.spec.model import Model, ModelSpec
-from pilotlight.needs import estimate
+from pilotlight.models.memory import estimate
 from tests.kit import shapes
 from tests.process.test_real_engine import started
 

@@ -22,7 +22,7 @@ from autoscaler.contract import ModelName
 from autoscaler.engines import launch
 from autoscaler.engines.installed import available
 from autoscaler.spec.model import Adapter, Model, ModelSpec
-from loadtest import tinygguf
+from loadtest import tiny_gguf
 from tests.kit import packed
 from tests.kit.asking import listens
 from tests.kit.crowd import Crowd, chat, counted
@@ -43,9 +43,9 @@ ASK: Any = {"role": "user", "content": "Who is there?"}
 def files(folder: Path) -> list[dict[str, str]]:
     """Writes the model and its adapters; the adapters as a document lists them."""
     folder.mkdir(exist_ok=True)
-    tinygguf.make(folder / "ada.gguf", SENTENCE)
+    tiny_gguf.make(folder / "ada.gguf", SENTENCE)
     for name, sentence in ADAPTED.items():
-        tinygguf.make_adapter(folder / f"{name}.gguf", SENTENCE, sentence)
+        tiny_gguf.make_adapter(folder / f"{name}.gguf", SENTENCE, sentence)
     return [{"name": name, "artifact": f"file://{folder}/{name}.gguf"} for name in ADAPTED]
 
 

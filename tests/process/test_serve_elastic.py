@@ -15,8 +15,8 @@ import pytest
 from autoscaler.contract import ModelName
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.text import size
-from loadtest import tinygguf
-from pilotlight.gathering import completed
+from loadtest import tiny_gguf
+from pilotlight.models.documents import completed
 from tests.kit.serving import Document, Serving, fake, model, serving, settings
 
 pytestmark = pytest.mark.xdist_group("real engine")
@@ -32,7 +32,7 @@ MIB = 1 << 20
 def ada(folder: Path, gpu: Gpu, **spec: object) -> tuple[Document, int]:
     """The document, and how much it asks for."""
     file = folder / "ada.gguf"
-    tinygguf.make(file, SENTENCE, context_tokens=CONTEXT_TOKENS)
+    tiny_gguf.make(file, SENTENCE, context_tokens=CONTEXT_TOKENS)
     told = {"elastic": gpu.elastic_percent} if gpu.elastic_percent else {"growth": gpu.growth_percent}
     made = {"artifact": f"file://{file}", "args": ["--threads=1"], "gpu": told, **spec}
     known = ModelSpec(

@@ -20,7 +20,7 @@ from artifacts import reference
 from artifacts.fetch import registry
 from artifacts.fetch.registry import Registries
 from artifacts.store.store import Store
-from loadtest import tinygguf
+from loadtest import tiny_gguf
 from tests.kit import packed
 from tests.kit.crowd import counted
 from tests.kit.serving import Document, Serving, model, serving, settings
@@ -36,7 +36,7 @@ ASK: Any = {"role": "user", "content": "Who is there?"}
 
 def layout(folder: Path) -> Path:
     (folder / "model").mkdir()
-    tinygguf.make(folder / "model" / "ada.gguf", SENTENCE)
+    tiny_gguf.make(folder / "model" / "ada.gguf", SENTENCE)
     packed.packed(folder / "model", folder / "layout")
     return folder / "layout"
 

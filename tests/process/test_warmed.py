@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import tinygguf
+from loadtest import tiny_gguf
 from loadtest.result import Ending
 from tests.kit.serving import fake, serving
 from tests.kit.waiting import until
@@ -38,7 +38,7 @@ def forgotten(path: Path) -> bool:
 
 async def test_an_engine_that_reads_none_of_them_finds_them_in_memory(tmp_path: Path) -> None:
     weights = tmp_path / "weights.gguf"
-    tinygguf.make(weights, "nobody reads this")
+    tiny_gguf.make(weights, "nobody reads this")
     with weights.open("ab") as file:
         file.write(bytes(SIZE - file.tell()))
     if not forgotten(weights):

@@ -57,7 +57,9 @@ class Skewed(datetime):
 
 
 class Elected(Autoscaler):
-    """One autoscaler process of a cluster, as `pilotlight.cluster` composes it; made inside of its `process`."""
+    """One autoscaler process of a cluster, as `pilotlight.processes.cluster` composes it; made inside of its
+    `process`.
+    """
 
     def __init__(self, town: Cluster, name: str, own: Process) -> None:
         clock = asyncio.get_running_loop().time

@@ -1,5 +1,5 @@
 """Several installations on one API server, in virtual time: each has two autoscaler processes, as the product composes
-them (`pilotlight.cluster.Cluster`).
+them (`pilotlight.processes.cluster.Cluster`).
 
 Played are the API server (`tests.sim.objects`), one node with its kubelet, and one gateway of each installation, which
 reports Calls of every Model to all of that installation's processes.
@@ -22,7 +22,7 @@ from autoscaler.kubernetes.resources.conditions import ELSEWHERE
 from autoscaler.spec.ownership import INSTALLATION
 from autoscaler.spec.pod import API_VERSION, OURS
 from autoscaler.state.events import DocumentsSeen, GatewaySeen, Reported
-from pilotlight.cluster import Cluster, ClusterOptions
+from pilotlight.processes.cluster import Cluster, ClusterOptions
 from tests.sim.objects import NODES, Server, SimApi
 from tests.sim.process import Process
 

@@ -17,7 +17,7 @@ import pytest
 from autoscaler.drivers import probes
 from autoscaler.kubernetes import leader_election
 from autoscaler.spec.ownership import identity
-from pilotlight.cluster import ClusterOptions
+from pilotlight.processes.cluster import ClusterOptions
 from tests.sim import process
 from tests.sim.cluster import Skewed
 from tests.sim.installations import Installed, SharedCluster, probe_of

@@ -20,7 +20,7 @@ from autoscaler.contract import CatalogueDelta, FrontSettings, KeyEntry, TenantE
 from gateway.errors import CallError
 from gateway.http.request_head import KNOWN_MAX, known_head, parse_head
 from gateway.memory import guard
-from pilotlight.cli import COMPILED
+from pilotlight.cli.main import COMPILED
 from tests.kit.canary import told
 from tests.kit.engine import HOLD, OK, STREAM_HEAD, ScriptedEngine, delta
 from tests.kit.rig import Client, Rig, rig

@@ -21,8 +21,8 @@ from gateway.limits import Limits
 from gateway.server import connection as edge_module
 from gateway.server.tls import Handshakes
 from gateway.upstream import pool
-from pilotlight import certificates
-from pilotlight.certificates import Identity
+from pilotlight.net import certificates
+from pilotlight.net.certificates import Identity
 from tests.kit.certificates import OURS, THEIRS, Sides, leaf, over_tls, pem, sides, write
 from tests.kit.engine import OK, ScriptedEngine
 from tests.kit.rig import Client, Rig, rig

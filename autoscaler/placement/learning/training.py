@@ -3,7 +3,8 @@
 Owns the way from a World to an Exercise (its nodes by what they are alike in, its demand lately by Kind) and to the
 tables of a Lesson, and the decision to learn anew: drift. Promises: an Exercise is bounded, and the same for the same
 World in whatever order things were observed; the same Exercise gives the same Lesson. Learning takes a minute or more
-and is done elsewhere (`pilotlight.tutor`); nothing here is called by the plan but `taught`, which is quick.
+and is done elsewhere (`pilotlight.processes.placement_learning`); nothing here is called by the plan but `taught`,
+which is quick.
 """
 
 from __future__ import annotations

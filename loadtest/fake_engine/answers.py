@@ -1,0 +1,219 @@
+"""What the fake engine reads and writes, without I/O: request heads, a few members of bodies, every dialect's answer.
+
+Owns the form of the answers (OpenAI chat, completions and embeddings, Anthropic messages), as documents and as
+server-sent events, in the manner of llama-server. It promises that an answer's words are exactly its tokens.
+It must not read anything of a body but `model`, `stream`, token limits, `stream_options` and the input: clients cannot
+steer the fake engine. Standard library only, because it must start fast without site-packages.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import NamedTuple
+
+Json = dict[str, object]
+
+TOKENS_MAX = 100_000
+"""Per answer; it may lie whole in the send buffer of a client that does not read."""
+
+
+class BadRequestError(Exception):
+    """The bytes are not a request that this engine takes."""
+
+
+class Head(NamedTuple):
+    """A parsed request head. Header names are lower case."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body_bytes: int
+    keep_alive: bool
+
+
+def parse_head(raw: bytes) -> Head:
+    """The head without its empty line. Raises BadRequestError on anything that is not plain HTTP/1.x."""
+    try:
+        first, *lines = raw.decode("latin-1").split("\r\n")
+        method, target, version = first.split(" ")
+        headers: dict[str, str] = {}
+        for line in lines:
+            name, colon, value = line.partition(":")
+            if not colon or not name or name != name.strip() or name.lower() in headers:
+                raise BadRequestError(f"bad header line {name[:40]!r}")
+            headers[name.lower()] = value.strip()
+        length = headers.get("content-length", "0")
+        if version not in ("HTTP/1.1", "HTTP/1.0") or not length.isdecimal() or "transfer-encoding" in headers:
+            raise BadRequestError("send HTTP/1.x with a Content-Length")
+    except ValueError as error:
+        raise BadRequestError("not an HTTP request") from error
+    keep = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
+    return Head(method, target.partition("?")[0], headers, int(length), keep)
+
+
+class Ask(NamedTuple):
+    """What a Call wants: read once from its body."""
+
+    model: str
+    stream: bool
+    usage: bool
+    tokens_max: int | None
+    inputs: list[str]
+    prompt_tokens: int
+
+
+def read_ask(body: bytes) -> Ask:
+    """The few members this engine reads. Raises BadRequestError when the body is not a JSON object."""
+    try:
+        document = json.loads(body)
+    except ValueError as error:
+        raise BadRequestError("the body is not JSON") from error
+    if not isinstance(document, dict):
+        raise BadRequestError("the body is not a JSON object")
+    limits = [document.get(key) for key in ("max_completion_tokens", "max_tokens")]
+    options = document.get("stream_options")
+    inputs = document.get("input")
+    return Ask(
+        model=str(document.get("model", "")),
+        stream=document.get("stream") is True,
+        usage=isinstance(options, dict) and options.get("include_usage") is True,
+        tokens_max=next((limit for limit in limits if isinstance(limit, int) and limit >= 0), None),
+        inputs=[str(item) for item in inputs] if isinstance(inputs, list) else [str(inputs or "")],
+        prompt_tokens=len(str(document.get("messages") or document.get("prompt") or inputs or "").split()),
+    )
+
+
+def tokens_of(sentence: str, count: int, ask: Ask) -> tuple[list[str], str]:
+    """The tokens of an answer and how it ends: the sentence's words, over and over up to `count` (0: once through)."""
+    words = sentence.split(" ")
+    count = min(count or len(words), TOKENS_MAX)
+    limit = count if ask.tokens_max is None else min(count, ask.tokens_max)
+    tokens = [(" " if i else "") + words[i % len(words)] for i in range(limit)]
+    return tokens, "length" if limit < count else "stop"
+
+
+def sse(document: Json, name: str = "") -> bytes:
+    """One server-sent event."""
+    return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(document).encode() + b"\n\n"
+
+
+class Answer:
+    """How /v1/chat/completions is written: one document, or opening, one event per token, and closing.
+
+    Other paths override what differs. `tokens` join to the whole text; `finish` is "stop" or "length".
+    """
+
+    KIND, OBJECT = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, ask: Ask, number: int, tokens: list[str], finish: str) -> None:
+        self.ask, self.tokens, self.finish = ask, tokens, finish
+        self.base: Json = {"id": f"chatcmpl-{number}", "created": int(time.time()), "model": ask.model}
+        self.usage: Json = {
+            "prompt_tokens": ask.prompt_tokens,
+            "completion_tokens": len(tokens),
+            "total_tokens": ask.prompt_tokens + len(tokens),
+        }
+
+    def document(self) -> Json:
+        """The whole answer."""
+        message = {"role": "assistant", "content": "".join(self.tokens)}
+        choice = {"index": 0, "message": message, "finish_reason": self.finish}
+        return {**self.base, "object": self.KIND, "choices": [choice], "usage": self.usage}
+
+    def _event(self, finish: str | None, **choice: object) -> bytes:
+        return sse({**self.base, "object": self.OBJECT, "choices": [{"index": 0, "finish_reason": finish, **choice}]})
+
+    def opening(self) -> bytes:
+        """What a stream begins with."""
+        return self._event(None, delta={"role": "assistant", "content": None})
+
+    def token(self, text: str) -> bytes:
+        """One token of a stream."""
+        return self._event(None, delta={"content": text})
+
+    def last(self) -> bytes:
+        """The event that carries the finish reason."""
+        return self._event(self.finish, delta={})
+
+    def closing(self) -> list[bytes]:
+        """What a stream ends with."""
+        usage = (
+            [sse({**self.base, "object": self.OBJECT, "choices": [], "usage": self.usage})] if self.ask.usage else []
+        )
+        return [self.last(), *usage, b"data: [DONE]\n\n"]
+
+
+class _Completion(Answer):
+    """How /v1/completions is written."""
+
+    KIND = OBJECT = "text_completion"
+
+    def document(self) -> Json:
+        choice = {"index": 0, "text": "".join(self.tokens), "finish_reason": self.finish, "logprobs": None}
+        return {**self.base, "object": self.KIND, "choices": [choice], "usage": self.usage}
+
+    def opening(self) -> bytes:
+        return b""
+
+    def token(self, text: str) -> bytes:
+        return self._event(None, text=text, logprobs=None)
+
+    def last(self) -> bytes:
+        return self._event(self.finish, text="", logprobs=None)
+
+
+class _Embedding(Answer):
+    """How /v1/embeddings is written: one document, at once, never a stream."""
+
+    def __init__(self, ask: Ask, number: int, tokens: list[str], finish: str) -> None:
+        super().__init__(ask._replace(stream=False), number, tokens[:0], finish)
+
+    def document(self) -> Json:
+        vectors = [[len(text) / 100.0, 0.5, 0.25, 0.125] for text in self.ask.inputs]
+        data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+        usage = {"prompt_tokens": self.ask.prompt_tokens, "total_tokens": self.ask.prompt_tokens}
+        return {"object": "list", "model": self.ask.model, "data": data, "usage": usage}
+
+
+class _Message(Answer):
+    """How Anthropic's /v1/messages is written."""
+
+    def _message(self, content: list[Json], stop: str | None, output_tokens: int) -> Json:
+        usage = {"input_tokens": self.ask.prompt_tokens, "output_tokens": output_tokens}
+        base = {"id": f"msg_{self.base['id']}", "type": "message", "role": "assistant", "model": self.ask.model}
+        return {**base, "content": content, "stop_reason": stop, "stop_sequence": None, "usage": usage}
+
+    @property
+    def stop(self) -> str:
+        """Anthropic's word for the finish reason."""
+        return "max_tokens" if self.finish == "length" else "end_turn"
+
+    def document(self) -> Json:
+        return self._message([{"type": "text", "text": "".join(self.tokens)}], self.stop, len(self.tokens))
+
+    def opening(self) -> bytes:
+        start = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        message: Json = {"type": "message_start", "message": self._message([], None, 0)}
+        return sse(message, "message_start") + sse({**start}, "content_block_start")
+
+    def token(self, text: str) -> bytes:
+        delta = {"type": "text_delta", "text": text}
+        return sse({"type": "content_block_delta", "index": 0, "delta": delta}, "content_block_delta")
+
+    def closing(self) -> list[bytes]:
+        delta: Json = {"stop_reason": self.stop, "stop_sequence": None}
+        end: Json = {"type": "message_delta", "delta": delta, "usage": {"output_tokens": len(self.tokens)}}
+        return [
+            sse({"type": "content_block_stop", "index": 0}, "content_block_stop"),
+            sse(end, "message_delta"),
+            sse({"type": "message_stop"}, "message_stop"),
+        ]
+
+
+DIALECTS: dict[str, type[Answer]] = {
+    "/v1/chat/completions": Answer,
+    "/v1/completions": _Completion,
+    "/v1/embeddings": _Embedding,
+    "/v1/messages": _Message,
+}

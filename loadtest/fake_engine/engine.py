@@ -1,0 +1,373 @@
+"""A fake engine: a process that answers as llama-server does and fails on demand (`faults.FAULTS`). See its --help.
+
+It has slow starts, slots with a first-come, first-served queue, and a set rate of tokens. Only its arguments control
+it, never what clients send. It writes one transcript line per request, also for requests that its own faults cut off;
+only a SIGKILL from outside loses lines. It needs only the standard library and its folder, so
+`python -S -E loadtest/fake_engine` listens within 60 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from typing import NoReturn, cast
+
+from loadtest.fake_engine.answers import DIALECTS, Answer, BadRequestError, Head, parse_head, read_ask, tokens_of
+from loadtest.fake_engine.faults import CHILD_S_MAX, Knobs, parse
+
+HEAD_BYTES_MAX = 64 << 10
+BODY_BYTES_MAX = 64 << 20
+
+REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 500: "Internal Server Error", 503: "Service Unavailable"}
+TYPES = {400: "invalid_request_error", 404: "not_found_error", 503: "unavailable_error"}
+
+
+class Call:
+    """One Call in the engine: waits for a Slot, then writes tokens at the engine's rate."""
+
+    def __init__(self, engine: Engine, connection: Connection, head: Head, answer: Answer) -> None:
+        self.engine, self.connection, self.head, self.answer = engine, connection, head, answer
+        self.arrived_unix_s, self.arrived_s = time.time(), time.monotonic()
+        self.granted_s: float | None = None
+        self.sent_tokens = self.sent_bytes = 0
+        self.at_once = 0
+        """Calls that were here when it had come, with itself."""
+        self.timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """A Slot is ours."""
+        self.granted_s = time.monotonic()
+        if self.engine.strikes("dies-before-first-byte"):
+            self.engine.die(1)
+        if not self.engine.strikes("hangs-before-first-byte"):
+            self._wait_for(1 if self.answer.ask.stream else len(self.answer.tokens))
+
+    def _wait_for(self, tokens: int) -> None:
+        """Go on when so many tokens are due; the clock runs from the grant, so lateness does not add up."""
+        rate, since_s = self.engine.knobs.tokens_per_s, self.granted_s or 0.0
+        due_s = since_s + (tokens / rate if rate else 0.0)
+        self.timer = asyncio.get_running_loop().call_at(due_s, self._stream if self.answer.ask.stream else self._whole)
+
+    def _whole(self) -> None:
+        """The answer as one document."""
+        body = json.dumps(self.answer.document()).encode()
+        short = self.engine.strikes("cl-mismatch")
+        missing = int(self.engine.faults["cl-mismatch"]) if short else 0
+        self._head(f"Content-Length: {len(body) + missing}")
+        if self.engine.strikes("hangs-after-first-byte"):
+            self._write(body[: len(body) // 2])
+        else:
+            self.engine.finish(self, body, close=short)
+
+    def _stream(self) -> None:
+        """The next step of a stream: head and opening before the first token, the closing after the last."""
+        engine, tokens = self.engine, self.answer.tokens
+        if not self.sent_bytes:
+            self._head("Transfer-Encoding: chunked", kind="text/event-stream")
+            self._chunk(self.answer.opening())
+        if self.sent_tokens < len(tokens):
+            self._chunk(self.answer.token(tokens[self.sent_tokens]))
+            self.sent_tokens += 1
+            if self.sent_tokens >= engine.faults.get("dies-mid-stream", float("inf")) and engine.strikes(
+                "dies-mid-stream"
+            ):
+                engine.die(1)
+            if self.sent_tokens == 1 and engine.strikes("hangs-after-first-byte"):
+                return
+            if self.sent_tokens == 1 and engine.strikes("bad-chunk"):
+                engine.finish(self, b"zz\r\nnot a chunk\r\n", close=True)
+                return
+        if self.sent_tokens < len(tokens):
+            self._wait_for(self.sent_tokens + 1)
+            return
+        for event in self.answer.closing():
+            self._chunk(event)
+        engine.finish(self, b"0\r\n\r\n", close=engine.strikes("closes-keepalive-after-stream"))
+
+    def _head(self, *lines: str, kind: str = "application/json") -> None:
+        if self.engine.strikes("flood-1xx"):
+            self._write(b"HTTP/1.1 100 Continue\r\n\r\n" * int(self.engine.faults["flood-1xx"]))
+        self._write(self.connection.head(200, *lines, kind=kind))
+
+    def _chunk(self, data: bytes) -> None:
+        if data:
+            self._write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def _write(self, data: bytes) -> None:
+        self.sent_bytes += len(data)
+        self.connection.transport.write(data)
+
+
+class Engine:
+    """Slots, the queue before them, counters, faults and the transcript."""
+
+    def __init__(self, knobs: Knobs) -> None:
+        self.knobs = knobs
+        self.faults: dict[str, float] = dict(knobs.fail)
+        self.ready = False
+        self.answered_unix_s = 0.0
+        """When /health first said 200: before, nobody can know that it is ready."""
+        self.waiting: deque[Call] = deque()
+        self.running: list[Call] = []
+        self.calls = self.prompt_tokens = self.predicted_tokens = 0
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        self._transcript = os.open(knobs.transcript, flags, 0o600) if knobs.transcript else -1
+
+    def strikes(self, fault: str) -> bool:
+        """Whether the fault strikes now. With --once the first strike, of all processes, is the only one."""
+        if fault not in self.faults:
+            return False
+        if self.knobs.once:
+            try:
+                os.close(os.open(self.knobs.once, os.O_CREAT | os.O_EXCL, 0o600))
+            except FileExistsError:
+                return False
+        return True
+
+    def every(self, fault: str) -> bool:
+        """Whether a fault that strikes every n-th Call strikes this one."""
+        return fault in self.faults and self.calls % int(self.faults[fault]) == 0 and self.strikes(fault)
+
+    def submit(self, call: Call) -> None:
+        """Into the queue. Its bound is the number of connections that the process may have open."""
+        self.waiting.append(call)
+        call.at_once = len(self.waiting) + len(self.running)
+        self._pump()
+
+    def finish(self, call: Call, last: bytes, *, close: bool) -> None:
+        """Write the Call's last bytes. It is noted first, so whoever has the answer finds it in the transcript."""
+        self.prompt_tokens += call.answer.ask.prompt_tokens
+        self.predicted_tokens += len(call.answer.tokens)
+        call.sent_bytes += len(last)
+        self._note(call, finished=True)
+        call.connection.transport.write(last)
+        self.running.remove(call)
+        call.connection.done(close=close)
+        self._pump()
+
+    def leave(self, call: Call) -> None:
+        """The Call's client has gone: its place is free."""
+        if call.timer:
+            call.timer.cancel()
+        if call.granted_s is None:
+            self.waiting.remove(call)
+        else:
+            self.running.remove(call)
+        self._note(call, aborted=True)
+        self._pump()
+
+    def die(self, code: int) -> NoReturn:
+        """Gone at once, finishing nothing; the cut Calls are noted as neither finished nor aborted."""
+        for call in (*self.running, *self.waiting):
+            self._note(call)
+        os._exit(code)
+
+    def metrics(self) -> str:
+        """Counters by llama-server's names, and how many Calls ever came."""
+        values = {
+            "prompt_tokens_total": self.prompt_tokens,
+            "tokens_predicted_total": self.predicted_tokens,
+            "requests_processing": len(self.running),
+            "requests_deferred": len(self.waiting),
+            "requests_total": self.calls,
+        }
+        return "".join(f"llamacpp:{name} {value}\n" for name, value in values.items())
+
+    def _pump(self) -> None:
+        while self.waiting and len(self.running) < self.knobs.slots:
+            self.running.append(self.waiting.popleft())
+            self.running[-1].begin()
+
+    def _note(self, call: Call, *, finished: bool = False, aborted: bool = False) -> None:
+        """One transcript line, in one write, so that engines may share a file."""
+        if self._transcript < 0:
+            return
+        now_s = time.monotonic()
+        line = {
+            "time": call.arrived_unix_s,
+            "ready_time": self.answered_unix_s,
+            "id": call.head.headers.get("x-request-id", ""),
+            "engine": self.knobs.name,
+            "pid": os.getpid(),
+            "path": call.head.path,
+            "model": call.answer.ask.model,
+            "bytes": call.sent_bytes,
+            "finished": finished,
+            "aborted": aborted,
+            "after_s": now_s - call.arrived_s,
+            "at_once": call.at_once,
+            "queued_s": (now_s if call.granted_s is None else call.granted_s) - call.arrived_s,
+            "headers": call.head.headers,
+        }
+        os.write(self._transcript, json.dumps(line).encode() + b"\n")
+
+
+class Connection(asyncio.Protocol):
+    """One client connection; one Call at a time, what comes early waits."""
+
+    transport: asyncio.WriteTransport
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._buffer = bytearray()
+        self._busy = False
+        self._call: Call | None = None
+        self._keep_alive = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The client is here."""
+        self.transport = cast("asyncio.WriteTransport", transport)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """The client left, or we closed."""
+        if self._call:
+            self._engine.leave(self._call)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of this request, or of an early next one."""
+        self._buffer += data
+        if len(self._buffer) > HEAD_BYTES_MAX + BODY_BYTES_MAX:
+            self.transport.abort()
+        elif not self._busy:
+            # A connection that ended before these bytes came is known to be lost in the loop's next round: Calls are
+            # counted in the order in which they came and went.
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def head(self, status: int, *lines: str, kind: str = "application/json") -> bytes:
+        """A response head. It promises keep-alive also where closes-keepalive-after-stream will break the promise."""
+        keep = "Keep-Alive: timeout=5, max=100" if self._keep_alive else "Connection: close"
+        rows = [f"HTTP/1.1 {status} {REASONS[status]}", "Server: fake-engine", f"Content-Type: {kind}", keep, *lines]
+        return "\r\n".join([*rows, "", ""]).encode()
+
+    def done(self, *, close: bool = False) -> None:
+        """The response is out: close, or go on with what has come meanwhile."""
+        self._call, self._busy = None, False
+        if close or not self._keep_alive:
+            self.transport.close()
+        elif self._buffer:
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        """Take the next request out of the buffer when it is whole."""
+        end = self._buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
+        if self._busy or self.transport.is_closing() or (end < 0 and len(self._buffer) < HEAD_BYTES_MAX):
+            return
+        try:
+            head = parse_head(bytes(self._buffer[: max(end, 0)]))
+            if len(self._buffer) < end + 4 + head.body_bytes:
+                return
+            body = bytes(self._buffer[end + 4 : end + 4 + head.body_bytes])
+            del self._buffer[: end + 4 + head.body_bytes]
+            self._busy, self._keep_alive = True, head.keep_alive
+            self._take(head, body)
+        except BadRequestError as error:
+            self._keep_alive = False
+            self._error(400, str(error))
+
+    def _take(self, head: Head, body: bytes) -> None:
+        engine = self._engine
+        if head.path == "/health":
+            delay_s = engine.faults["slow-health"] if engine.strikes("slow-health") else 0.0
+            asyncio.get_running_loop().call_later(delay_s, self._health)
+        elif not engine.ready:
+            self._error(503, "Loading model")
+        elif head.method == "POST" and head.path in DIALECTS:
+            self._infer(head, body)
+        elif head.path == "/metrics":
+            self._reply(200, engine.metrics().encode(), "text/plain; version=0.0.4")
+        elif head.path == "/slots":
+            busy = len(engine.running)
+            self._json(200, [{"id": i, "is_processing": i < busy} for i in range(engine.knobs.slots)])
+        elif head.path == "/v1/models":
+            self._json(200, {"object": "list", "data": [{"id": engine.knobs.name, "object": "model"}]})
+        else:
+            self._error(404, "File Not Found")
+
+    def _infer(self, head: Head, body: bytes) -> None:
+        engine, ask = self._engine, read_ask(body)
+        engine.calls += 1
+        if engine.every("busy-503"):
+            self._error(503, "Loading model")
+        elif engine.every("error-500"):
+            self._reply(500, b"<html><h1>500 Internal Server Error</h1></html>", "text/html")
+        else:
+            tokens, finish = tokens_of(engine.knobs.sentence, engine.knobs.tokens, ask)
+            self._call = Call(engine, self, head, DIALECTS[head.path](ask, engine.calls, tokens, finish))
+            engine.submit(self._call)
+
+    def _health(self) -> None:
+        if self._engine.ready:
+            self._engine.answered_unix_s = self._engine.answered_unix_s or time.time()
+            self._json(200, {"status": "ok"})
+        else:
+            self._json(503, {"status": "loading"})
+
+    def _reply(self, status: int, body: bytes, kind: str = "application/json") -> None:
+        """A whole response that is not a Call's answer."""
+        self.transport.write(self.head(status, f"Content-Length: {len(body)}", kind=kind) + body)
+        self.done()
+
+    def _json(self, status: int, document: object) -> None:
+        self._reply(status, json.dumps(document).encode())
+
+    def _error(self, status: int, message: str) -> None:
+        self._json(status, {"error": {"code": status, "message": message, "type": TYPES[status]}})
+
+
+def leave_child(seconds: float) -> None:
+    """A grandchild in a session of its own that outlives this process, as an engine's own child may."""
+    if os.fork():
+        os.wait()
+        return
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(min(seconds, CHILD_S_MAX))
+    os._exit(0)
+
+
+async def serve(engine: Engine) -> None:
+    """Listen when ready (or at once with --loading-503) and stay until killed."""
+    knobs, faults, loop = engine.knobs, engine.faults, asyncio.get_running_loop()
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # else it comes between a note and its write
+        loop.add_signal_handler(signal.SIGTERM, engine.die, 0)
+
+    async def listen() -> asyncio.Server:
+        server = await loop.create_server(lambda: Connection(engine), knobs.host, knobs.port, backlog=4096)
+        host, port = server.sockets[0].getsockname()[:2]
+        sys.stdout.write(f"{knobs.name}: listening on http://{host}:{port}\n")
+        sys.stdout.flush()
+        return server
+
+    server = await listen() if knobs.loading_503 else None
+    if "dies-after" in faults:
+        loop.call_later(faults["dies-after"], lambda: engine.strikes("dies-after") and engine.die(1))
+    if knobs.start_delay:
+        await asyncio.sleep(knobs.start_delay)
+    if engine.strikes("dies-on-start"):
+        sys.stderr.write(f"{knobs.name}: error: failed to load model\n")
+        sys.stderr.flush()
+        engine.die(int(faults["dies-on-start"]))
+    if not engine.strikes("never-ready"):
+        engine.ready = True
+        server = server or await listen()
+    await asyncio.Event().wait()
+
+
+def main(argv: list[str]) -> None:
+    """Run until killed."""
+    engine = Engine(parse(argv))
+    ignores = engine.strikes("ignores-sigterm")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignores else signal.SIG_DFL)
+    if engine.strikes("leaves-child"):
+        leave_child(engine.faults["leaves-child"])
+    try:
+        asyncio.run(serve(engine))
+    except OSError as error:
+        sys.exit(f"{engine.knobs.name}: cannot listen on {engine.knobs.host}:{engine.knobs.port}: {error.strerror}")
+    except KeyboardInterrupt:
+        engine.die(130)

@@ -1,0 +1,78 @@
+"""The page of a measurement of cold starts: how long each round took, and where its time went.
+
+Owns which plots and tables tell that. Pure: it gives text, others write files. It must not contain what was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.coldstart import ColdStarts
+from loadtest.report.html import errors, outcomes, page, spreads, table
+from loadtest.report.plots import Series, plot
+
+COLOURS = 5
+"""As many as a page has (`--series-0` ...)."""
+
+
+def as_html(target: str, rounds: int, starts: ColdStarts) -> str:
+    """The page of `starts`, out of `rounds` that were asked for."""
+    made = len(starts.rounds)
+    first = starts.spreads_ms.get("first byte")
+    return page(
+        "Cold starts",
+        f"{rounds} cold starts of {starts.model}, one call each",
+        target,
+        starts.verdict,
+        said=f"ended after {made} of {rounds} rounds: {starts.ended}" if starts.ended else "",
+        figures=[
+            *outcomes(starts.verdict, "rounds"),
+            ("not marked cold", str(starts.warm)),
+            ("ms, median first byte", "-" if first is None else f"{first.median:.1f}"),
+        ],
+        sections=[
+            ("Time to first byte, by round", _by_round(starts)),
+            ("Where the time went, by round", _phases(starts)),
+            ("Times", spreads(starts.spreads_ms, 1)),
+            ("Rounds", _rounds(starts)),
+            ("Errors", errors(starts.verdict)),
+        ],
+    )
+
+
+def _by_round(starts: ColdStarts) -> str:
+    series = []
+    for name, cold, colour in (("marked cold", True, 0), ("not marked cold", False, 1)):
+        series.append(_dots(name, [one.first_byte_ms if one.cold is cold else None for one in starts.rounds], colour))
+    return plot("round", "first byte after, ms", series)
+
+
+def _phases(starts: ColdStarts) -> str:
+    names = dict.fromkeys(name for one in starts.rounds for name in one.phases_ms)
+    series = [
+        _dots(name, [one.phases_ms.get(name) for one in starts.rounds], position % COLOURS)
+        for position, name in enumerate(names)
+    ]
+    return plot("round", "ms", series)
+
+
+def _dots(name: str, values_ms: Sequence[float | None], colour: int) -> Series:
+    """One value of each round that has it."""
+    points = [(float(number), value) for number, value in enumerate(values_ms, 1) if value is not None]
+    return Series(name, points, colour, dots=True)
+
+
+def _rounds(starts: ColdStarts) -> str:
+    head = ("round", "waited for zero, s", "outcome", "cold", "first byte, ms", "total, ms")
+    lines = (
+        (
+            str(number), f"{one.waited_s:.1f}", f"{one.ending} ({one.code})" if one.code else str(one.ending),
+            "yes" if one.cold else "no", _figure(one.first_byte_ms), _figure(one.total_ms),
+        )
+        for number, one in enumerate(starts.rounds, 1)
+    )  # fmt: skip
+    return table(head, lines)
+
+
+def _figure(value_ms: float | None) -> str:
+    return "-" if value_ms is None else f"{value_ms:.1f}"

@@ -1,0 +1,150 @@
+"""The way from an agent to autoscalers: an address, a Unix socket, or a name that stands for all of its addresses. I/O.
+
+Owns the connections. Each autoscaler behind a name is told, and followed, by itself; whoever breaks off is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import aiohttp
+from yarl import URL
+
+from gateway.control.discovery import ADDRESSES_MAX
+from pilotlight.agent.reporter import WayError
+from pilotlight.net.listen import Address
+
+SEND_S_MAX = 2.0
+AGAIN_S = 1.0
+"""Between two tries to follow somebody."""
+LOOK_UP_S = 10.0
+"""How often it is seen who is behind a name."""
+SILENT_S = 10.0
+"""Who says nothing for so long, not even a blank line, is asked anew."""
+LINE_BYTES_MAX = 1 << 20
+ANSWER_BYTES_MAX = 64 << 10
+"""Of one that is asked for."""
+
+HINTS = {
+    401: ": --token-file must hold one of its tokens",
+    403: ": the token or certificate must be an agent's, and of this node",
+}
+Token = Callable[[], str]
+Tls = Callable[[], ssl.SSLContext]
+
+
+class HttpWay:
+    """To `unix:PATH`, `https://HOST:PORT`, or everybody behind `dns+https://NAME:PORT`."""
+
+    def __init__(self, url: str, token: Token | None, tls: Tls | None) -> None:
+        self.name = url
+        self._token = token
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(self, body: bytes) -> None:
+        """As `pilotlight.agent.reporter.Way`."""
+        try:
+            urls, host = await self._addresses()
+        except OSError as error:
+            raise WayError("the name cannot be looked up") from error
+        done = await asyncio.gather(*(self._post(url, host, body) for url in urls), return_exceptions=True)
+        failed = [error for error in done if isinstance(error, BaseException)]
+        if failed:
+            which = f"{len(failed)} of {len(done)}: " if len(done) > 1 else ""
+            raise WayError(which + _said(failed[0])) from failed[0]
+
+    async def _addresses(self) -> tuple[list[str], str | None]:
+        """(whom to tell, whose certificate is expected where that is not in the URL). Raises OSError."""
+        if self.name.startswith("unix:"):
+            return ["http://autoscaler"], None
+        if not self.name.startswith("dns+"):
+            return [self.name.rstrip("/")], None
+        at = urlsplit(self.name.removeprefix("dns+"))
+        host, port = str(at.hostname), int(at.port or 0)
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = sorted({str(address[0]) for *_, address in found})[:ADDRESSES_MAX]
+        return [f"{at.scheme}://{Address(one, port).text}" for one in addresses], host
+
+    async def _post(self, url: str, host: str | None, body: bytes) -> None:
+        headers = {"content-type": "application/json", **self._headers()}
+        async with self._connected().post(
+            f"{url}/v1/node", data=body, headers=headers, raise_for_status=True, server_hostname=host,
+            ssl=True if self._tls is None else self._tls(), timeout=aiohttp.ClientTimeout(total=SEND_S_MAX),
+        ) as answer:  # fmt: skip
+            await answer.read()
+
+    async def ask(self, path: str) -> list[bytes]:
+        """What each of them answers at `path`, of those that do; nothing: none did."""
+        with contextlib.suppress(OSError):
+            urls, host = await self._addresses()
+            found = await asyncio.gather(*(self._get(f"{url}{path}", host) for url in urls))
+            return [one for one in found if one is not None]
+        return []
+
+    async def _get(self, url: str, host: str | None) -> bytes | None:
+        """None: it did not answer, or more than anybody would."""
+        try:
+            async with self._connected().get(
+                URL(url, encoded=True), headers=self._headers(), raise_for_status=True, server_hostname=host,
+                ssl=True if self._tls is None else self._tls(), timeout=aiohttp.ClientTimeout(total=SEND_S_MAX),
+            ) as answer:  # fmt: skip
+                await answer.content.readexactly(ANSWER_BYTES_MAX)
+        except asyncio.IncompleteReadError as whole:  # it ended before, and may have come in pieces
+            return whole.partial
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+        return None
+
+    async def follow(self, path: str, heard: Callable[[bytes], None]) -> None:
+        """Gives each line that any of them streams at `path`, until cancelled."""
+        streams: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                with contextlib.suppress(OSError):
+                    urls, host = await self._addresses()
+                    for gone in streams.keys() - set(urls):
+                        streams.pop(gone).cancel()
+                    for url in [one for one in urls if one not in streams]:
+                        streams[url] = tasks.create_task(self._read(url, host, path, heard))
+                await asyncio.sleep(LOOK_UP_S)
+
+    async def _read(self, url: str, host: str | None, path: str, heard: Callable[[bytes], None]) -> None:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=SEND_S_MAX, sock_read=SILENT_S)
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):  # a line without an end
+                async with self._connected().get(
+                    f"{url}{path}", headers=self._headers(), raise_for_status=True, server_hostname=host,
+                    ssl=True if self._tls is None else self._tls(), timeout=timeout, read_bufsize=LINE_BYTES_MAX,
+                ) as answer:  # fmt: skip
+                    async for line in answer.content:
+                        if line.strip():
+                            heard(line)
+            await asyncio.sleep(AGAIN_S)
+
+    def _headers(self) -> dict[str, str]:
+        return {} if self._token is None else {"authorization": f"Bearer {self._token()}"}
+
+    def _connected(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            path = self.name.removeprefix("unix:")
+            connector = aiohttp.UnixConnector(path) if path != self.name else aiohttp.TCPConnector()
+            self._session = aiohttp.ClientSession(connector=connector)
+        return self._session
+
+    async def close(self) -> None:
+        """Ends its connections."""
+        if self._session is not None:
+            await self._session.close()
+
+
+def _said(error: BaseException) -> str:
+    """Why it was not taken, without an address."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"it answered {error.status}{HINTS.get(error.status, '')}"
+    return type(error).__name__

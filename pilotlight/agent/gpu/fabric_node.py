@@ -1,0 +1,74 @@
+"""The node as `attaching` sees it and acts on it: its bus, which pod has which GPU, and its daemons' pods. I/O.
+
+Owns that one look is of all of them, and that what cannot be seen is said, so that nothing is done blindly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import click
+
+from autoscaler.contract import PodDevices
+from autoscaler.kubernetes.api import Api, UnreachableError
+from autoscaler.providers.kube import AnswerError
+from pilotlight.agent.gpu.attach import Attaching
+from pilotlight.agent.gpu.bus import Bus, StepError
+from pilotlight.agent.gpu.daemon_pods import Daemons, those
+from pilotlight.agent.gpu.hotplug import Job, Seen, Step
+from pilotlight.kube import Objects
+
+
+class FabricNode:
+    """See `attaching.Node`. `table`: which pods have Devices, by the last look of the agent."""
+
+    def __init__(self, bus: Bus, daemons: Daemons, table: Callable[[], Sequence[PodDevices]]) -> None:
+        self._bus, self._daemons, self._table = bus, daemons, table
+
+    async def look(self, jobs: Sequence[Job]) -> Seen:
+        """See Node."""
+        seen = await self._bus.look([one.bus for one in jobs if one.leave and one.bus])
+        pods = {
+            device: f"{one.namespace}/{one.name}" if one.name else one.pod_uid
+            for one in self._table()
+            for device in one.devices
+        }
+        leaving = [one.device for one in jobs if one.leave]
+        try:
+            daemons, tainted = await self._daemons.there(), await self._daemons.tainted(leaving)
+        except (AnswerError, UnreachableError, OSError) as error:
+            return seen._replace(pods=pods, trouble=f"the API server: {error}")
+        return seen._replace(pods=pods, daemons=daemons, tainted=tainted)
+
+    async def act(self, step: Step) -> None:
+        """See Node."""
+        try:
+            match step.does, step.of:
+                case "restart", uids:
+                    await self._daemons.restart(uids)
+                case "taint", (device,):
+                    await self._daemons.taint(device)
+                case "untaint", (device,):
+                    await self._daemons.untaint(device)
+                case _:
+                    await self._bus.act(step)
+        except (AnswerError, UnreachableError, OSError) as error:
+            raise StepError(f"the API server: {error}") from None
+
+
+@asynccontextmanager
+async def attaching(
+    node: str, restart: Sequence[str], kubeconfig: Path | None, table: Callable[[], Sequence[PodDevices]]
+) -> AsyncIterator[Attaching]:
+    """Of this node. `restart`: see `daemons.those`. Raises click's usage error where no API server can be asked."""
+    from autoscaler.kubernetes.kubeconfig import AccessError, access  # only here: it is an extra
+
+    try:
+        way = await access(kubeconfig)
+    except AccessError as error:
+        raise click.UsageError(f"--fabric: {error}") from None
+    async with Api(way, agent="pilotlight-agent") as api:
+        daemons = Daemons(Objects(api, api), node, [those(one) for one in restart])
+        yield Attaching(FabricNode(Bus(), daemons, table))

@@ -1,0 +1,175 @@
+"""One wish of a node's agent, carried out: weights brought into its store, or only looked at where they lie. I/O.
+
+Owns whose logins are tried, and in which order, and what is opened by the Settings. Promises: what lies here already is
+not fetched again, and is given only to whom its registry lets in; few pulls and looks go on at once. When and for whom
+something is wished is `pilotlight.agent.weights.keeper`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from artifacts.credentials import keychain as credentials
+from artifacts.credentials.docker_config import Config
+from artifacts.credentials.keychain import Keychain
+from artifacts.errors import DeniedError, UnreachableError
+from artifacts.fetch import fetch as bring
+from artifacts.fetch.fetch import Lies, Ways
+from artifacts.fetch.registry import Came, Registries, Told
+from artifacts.peers.client import Peering
+from artifacts.reference import Reference
+from artifacts.store.layout import ForbiddenError
+from artifacts.store.publish import Copy
+from artifacts.store.store import AWAY_WAIT_S, Store, in_thread
+from autoscaler.agent_contract import Wish
+from autoscaler.contract import WeightsReport
+from autoscaler.spec.settings import Weights
+from pilotlight.agent.weights.inspect import HEADERS_MAX, Headers, look, short
+from pilotlight.agent.weights.metrics import StoreMetrics
+from pilotlight.models.weights import HEADERS, reached
+
+PULLS_MAX = 4
+"""Artifacts that are fetched at once; the next wait."""
+LOOKS_MAX = 2
+"""Artifacts that are looked at at once: each takes some MiB while its header is read, and 200 where that is as large as
+is read at most (`artifacts.fetch.remote_header`)."""
+
+T = TypeVar("T")
+SecretOf = Callable[[str], Awaitable[Config]]
+"""The text of a pull secret. What it raises is a failed pull, with its message as the reason."""
+
+
+class Brought(NamedTuple):
+    """What came of a wish."""
+
+    copy: Copy
+    """Held."""
+    was_here: bool
+    """Nothing was fetched."""
+
+
+class Fetching:
+    """Into the store at `root`."""
+
+    def __init__(self, root: Path, secret_of: SecretOf, metrics: StoreMetrics, clock: Callable[[], float]) -> None:
+        self._root = root
+        self._secret_of = secret_of
+        self._metrics = metrics
+        self._clock = clock
+        self.peering: Callable[[str], Awaitable[Peering | None]] = _alone
+        """Who else may have an artifact; asked for each pull."""
+        self._ways: tuple[Weights, Store, Ways] | None = None
+        self._opening, self._pulls = asyncio.Lock(), asyncio.Semaphore(PULLS_MAX)
+        self._looks, self._headers = asyncio.Semaphore(LOOKS_MAX), Headers()
+        self._seen: dict[Wish, WeightsReport] = {}
+        """What was said last of each wish with its header."""
+
+    async def bring(self, wish: Wish, settings: Weights, told: Told) -> Brought:
+        """Raises RegistryError, BadManifestError, StoreError, DiskError, SignersError, and what `secret_of` does."""
+
+        async def work(of: Lies, store: Store, by: Ways) -> Brought:
+            with contextlib.suppress(ForbiddenError):  # what it meant may be gone there: what it means now is asked
+                kept = await bring.kept(of, store, by, allow_unsafe=wish.allow_unsafe)
+                if kept is not None:
+                    return Brought(kept, was_here=True)
+            return Brought(await self._obtained(wish, of, store, by, told), was_here=False)
+
+        return await self._let_in(wish, settings, work)
+
+    async def look(self, wish: Wish, settings: Weights, *, header: bool) -> WeightsReport:
+        """`header`: also what it says of memory; it may wait for others then, and what was seen before stands in for a
+        registry that does not answer, for nothing is started by it. Raises as `bring`.
+        """
+
+        async def work(of: Lies, _store: Store, by: Ways) -> WeightsReport:
+            folder = self._root / HEADERS / hashlib.sha256(repr(wish).encode()).hexdigest() if header else None
+            async with self._looks if header else contextlib.nullcontext():
+                return short(await look(WeightsReport(**wish._asdict()), of, by, folder, self._headers))
+
+        if not header:
+            return await self._let_in(wish, settings, work)
+        before = self._seen.pop(wish, None)
+        try:
+            async with asyncio.timeout(AWAY_WAIT_S if before is not None else None):
+                found = await self._let_in(wish, settings, work)
+        except (UnreachableError, TimeoutError):
+            if before is None:
+                raise
+            found = before
+        self._seen[wish] = found
+        if len(self._seen) > HEADERS_MAX:
+            del self._seen[next(iter(self._seen))]
+        return found
+
+    async def _let_in(
+        self, wish: Wish, settings: Weights, work: Callable[[Lies, Store, Ways], Awaitable[T]]
+    ) -> T:  # fmt: skip
+        """By each login in turn; those of the Hub and of buckets are the agent's own."""
+        of = bring.lies(wish.artifact)
+        store, ways = await self._opened(settings)
+        if not isinstance(of, Reference):
+            return await work(of, store, ways)
+        secrets = [await self._secret_of(wish.pull_secret)] if wish.pull_secret else []
+
+        async def tried(keychain: Keychain) -> T:
+            by = dataclasses.replace(ways, registries=dataclasses.replace(ways.registries, keychain=keychain))
+            try:
+                return await work(of, store, by)
+            except ForbiddenError as error:  # the registry's no to this login; the next may have the right
+                raise DeniedError(str(error)) from None
+
+        return await credentials.each(secrets, of.host, of.repository, ways.registries.keychain, tried)
+
+    async def _obtained(self, wish: Wish, of: Lies, store: Store, by: Ways, told: Told) -> Copy:
+        began_s, came_bytes = self._clock(), 0
+
+        def came(now: Came) -> None:
+            nonlocal came_bytes
+            came_bytes = now.bytes
+            told(now)
+
+        try:
+            async with self._pulls:
+                copy = await self._fetched(wish, of, store, by, came)
+        except Exception:
+            self._metrics.pulled(self._clock() - began_s, came_bytes, well=False)
+            raise
+        self._metrics.pulled(self._clock() - began_s, came_bytes, well=True)
+        return copy
+
+    async def _fetched(self, wish: Wish, of: Lies, store: Store, by: Ways, told: Told) -> Copy:
+        among = await self.peering(f"oci://{of}" if isinstance(of, Reference) else str(of))
+        if among is not None:
+            by = dataclasses.replace(by, registries=dataclasses.replace(by.registries, peering=among))
+        try:
+            return await bring.bring(of, store, by, told, allow_unsafe=wish.allow_unsafe)
+        finally:
+            if among is not None:
+                self._metrics.from_peers(among.given.total())
+
+    async def _opened(self, settings: Weights) -> tuple[Store, Ways]:
+        """As the Settings say. Raises StoreError, SignersError."""
+        async with self._opening:
+            if self._ways is None or self._ways[0] != settings:
+                store = Store(self._root, bytes_max=settings.store_bytes_max, evicted=self._metrics.evicted)
+                ways = await in_thread(lambda: here(reached(settings)))
+                self._ways = (settings, await in_thread(store.open), ways)
+                store.settle_soon()
+            return self._ways[1:]
+
+
+def here(registries: Registries) -> Ways:
+    """With the logins that this process has of the Hub and of buckets."""
+    return Ways(registries, os.environ, Path.home())
+
+
+async def _alone(_artifact: str) -> Peering | None:
+    """There are no peers."""
+    return None

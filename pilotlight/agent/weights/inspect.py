@@ -1,0 +1,137 @@
+"""What an artifact is, looked at where it lies before anything of it is pulled, as an agent tells it. I/O.
+
+Owns what is asked there for that. Promises: nothing is said of an artifact that a pull would refuse; a digest
+is that of the very image that a container runtime would take on this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
+
+from artifacts import files as kinds
+from artifacts.archives.tar import BadArchiveError
+from artifacts.dialects import images
+from artifacts.dialects.contents import Contents, RefusedError
+from artifacts.fetch import fetch, inspect_image
+from artifacts.fetch import files as gather
+from artifacts.fetch.fetch import Lies, Ways
+from artifacts.formats import gguf
+from artifacts.reference import Reference
+from artifacts.registry import resolve
+from artifacts.registry.blobs import Source
+from artifacts.sources.http_files import Lone
+from autoscaler.contract import WeightsReport
+from pilotlight.models import remote_header
+
+TOLD_MAX = 5
+"""Of what could be loaded: of more than one nobody loads any."""
+HEADERS_CHARS_MAX = 400_000
+"""Of looks that are told at once: a report has 1 MiB. Whoever has heard of one wants it no more."""
+REASON_CHARS_MAX = 1000
+"""Of why something is not; names of files are others' words, and a report that is too long is not heard at all."""
+HEADERS_MAX = 256
+"""Of artifacts, that are remembered; of more those that were read first are read again."""
+NOT_WHOLE = (
+    "of its compressed layers not all names are known before they are pulled, and any may be code: push them "
+    "uncompressed, as `pilotlight weights push` does, or say allowUnsafe"
+)
+Fields = Mapping[str, object]
+"""Of a WeightsReport."""
+
+
+class Headers:
+    """What headers say, of artifacts by where they lie and their digest, and which names are in images: each is read
+    once, whoever asks, and whatever it is called. Who asks has been let in to the manifest by then.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Fields] = {}
+        self._reading: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
+
+    async def told(self, of: Hashable, read: Callable[[], Awaitable[Fields]]) -> Fields:
+        """What `read` gives, or gave. What could not be read is not remembered."""
+        async with self._reading.setdefault(of, asyncio.Lock()):
+            kept = self._kept.get(of)
+            if kept is None:
+                kept = await read()
+                if not kept.keys().isdisjoint({"header", "image"}):
+                    self._kept[of] = kept
+                if len(self._kept) > HEADERS_MAX:
+                    del self._kept[next(iter(self._kept))]
+            return kept
+
+
+async def look(
+    said: WeightsReport, of: Lies, by: Ways, folder: Path | None = None, headers: Headers | None = None
+) -> WeightsReport:
+    """`said`: the wish. `folder`: where its header may lie for a while; None: that is not asked for. `headers`: those
+    that were read before. Raises RegistryError, BadManifestError.
+    """
+    unsafe, headers = said.allow_unsafe, headers or Headers()
+    if not isinstance(of, Reference):
+        async with fetch.opened(of, by) as there:
+            listing = (await there.look(allow_unsafe=unsafe)).listing
+            report = replace(said, digest=listing.digest, no_image="it is in no registry")
+            if folder is None:
+                return report
+            lone, named = Lone(there.place), gather.as_named(listing)
+            return replace(report, **await headers.told(
+                (listing.place, listing.digest, unsafe), lambda: remote_header.told(named, listing.place, lone, folder)
+            ))  # fmt: skip
+    async with by.registries.opened(of.host) as source:
+        found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=unsafe, images=True)
+        is_image = images.DIALECT.knows(found.manifest)
+        report = replace(said, digest=found.chosen)
+        if is_image:
+            names, one = found.contents, ("names", of.host, of.repository, found.chosen, unsafe)
+            seen = await headers.told(one, lambda: _seen(names, of.repository, source, allow_unsafe=unsafe))
+            report = replace(report, **seen)
+        else:
+            report = replace(report, no_image=f"it is no image ({found.contents.dialect})")
+        if folder is None:
+            return report
+        if is_image:  # names are with the model, where there is one beside it
+            found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=unsafe)
+        try:
+            files = found.contents.files()
+        except RefusedError as error:
+            return replace(report, no_header=str(error))
+        key = of.host, of.repository, found.chosen, unsafe
+        told = await headers.told(key, lambda: remote_header.told(files, of.repository, source, folder))
+        return replace(report, **told)
+
+
+async def _seen(of: Contents, repository: str, source: Source, *, allow_unsafe: bool) -> Fields:
+    """What is in an image."""
+    try:
+        of.files()
+        seen = await inspect_image.look(of, repository, source, allow_unsafe=allow_unsafe)
+    except (BadArchiveError, RefusedError) as error:
+        return {"no_image": str(error)}
+    if not (seen.whole or allow_unsafe):
+        return {"no_image": NOT_WHOLE}
+    return {"image": seen.root, **told(seen.paths)}
+
+
+def told(paths: tuple[str, ...] | list[str]) -> dict[str, tuple[str, ...]]:
+    """What of an artifact's files an engine could be given to load, or to lay over other weights."""
+    return {"ggufs": tuple(gguf.bases(paths)[:TOLD_MAX]), "adapters": tuple(kinds.adapters(paths)[:TOLD_MAX])}
+
+
+def short(said: WeightsReport) -> WeightsReport:
+    """As it has room in a report."""
+    return replace(said, no_image=said.no_image[:REASON_CHARS_MAX], no_header=said.no_header[:REASON_CHARS_MAX])
+
+
+def fitting(said: Iterable[WeightsReport]) -> Iterator[WeightsReport]:
+    """Without those headers that are too much for one report."""
+    left = HEADERS_CHARS_MAX
+    for one in said:
+        left -= len(one.header)
+        if left >= 0 or not one.header:
+            yield one

@@ -1,0 +1,324 @@
+"""A node's weights as its agent keeps them: what autoscalers want is brought and held, and how far it is is told. I/O.
+
+Owns which wants are acted on: those of the newest epoch that was heard, also while nobody says anything. Promises: each
+Replica that waits is an own try, judged by the registry as every start is; what a Replica waits for or uses is held, so
+that nothing takes it away; what is wanted no more is let go after a while only, for leaders change. What is fetched and
+kept, and how, is `pilotlight.agent.weights.fetch`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from artifacts.digest import BadDigestError
+from artifacts.errors import PolicyError
+from artifacts.fetch import fetch
+from artifacts.fetch.registry import Came, Registries
+from artifacts.reference import BadReferenceError
+from artifacts.store import layout
+from artifacts.store.layout import StoreError
+from artifacts.store.publish import Copy
+from artifacts.store.store import Store, in_thread
+from autoscaler.agent_contract import FabricWant, ImageWant, NodeWants, Wish, wish_of
+from autoscaler.contract import ReplicaId, WeightsReport, decoder
+from autoscaler.spec.settings import Weights
+from pilotlight.agent.weights.fetch import Fetching, SecretOf, here
+from pilotlight.agent.weights.inspect import REASON_CHARS_MAX, fitting, told
+from pilotlight.agent.weights.metrics import StoreMetrics
+from pilotlight.models.page_cache import files_of, read_ahead
+from pilotlight.models.weights import HEADERS
+
+LINGER_S = 60.0
+"""What is wanted no more is held for so long."""
+LOOK_EVERY_S = 30.0
+"""How often it is seen what of the store others have taken away."""
+TELL_EVERY_S = 1.0
+COPIES_MAX = 500
+"""That are told, those that were used last: a report has 1 MiB."""
+LOOK_AGAIN_S = 60.0
+FILES = "files"
+
+log = logging.getLogger("pilotlight.agent")
+_decode = decoder(NodeWants)
+
+
+@dataclasses.dataclass(slots=True)
+class _Line:
+    """One wish."""
+
+    replicas: tuple[ReplicaId, ...] = ()
+    given: tuple[ReplicaId, ...] = ()
+    """For whom `copy` came."""
+    refused: tuple[ReplicaId, ...] = ()
+    """For whom `failed` says why nothing did."""
+    came: Came | None = None
+    failed: str = ""
+    copy: Copy | None = None
+    looked: WeightsReport | None = None
+    """What was found, where they were only to be looked at."""
+    again_s: float = 0.0
+    """When a look that failed, or found no image, is taken again where nobody waits for it."""
+    task: asyncio.Task[None] | None = None
+    unwanted_s: float | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether somebody waits, or nothing was tried."""
+        if self.looked is not None and not self.replicas and not (self.looked.header or self.looked.no_header):
+            return self.task is None  # whoever waited for it needed no header
+        tried = self.copy is not None or self.looked is not None or self.failed
+        return self.task is None and (not tried or not set(self.replicas) <= {*self.given, *self.refused})
+
+    def look_again(self) -> None:
+        """Where it failed; or found no image, for another may lie there now."""
+        self.failed = ""
+        if self.looked is not None and self.looked.image is None:
+            self.looked = None
+
+    def refuse(self, reason: str) -> None:
+        """Who has the Copy has it; the others have failed."""
+        self.failed, self.refused = (
+            reason[:REASON_CHARS_MAX],
+            tuple(one for one in self.replicas if one not in self.given),
+        )
+
+
+class Keeping:
+    """Of one node. `changed` is called when there is something to tell."""
+
+    def __init__(self, root: Path, secret_of: SecretOf, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root = root
+        self._clock = clock
+        self.changed: Callable[[], None] = _nobody
+        self.images: Callable[[Sequence[ImageWant]], None] = _nothing
+        """Hears which engine images are wanted."""
+        self.fabric: Callable[[Sequence[FabricWant]], None] = _no_fabric
+        """Hears which Devices of a fabric come and leave."""
+        self._wants: NodeWants | None = None
+        self._wake = asyncio.Event()
+        self._lines: dict[Wish, _Line] = {}
+        self._held: dict[str, tuple[Copy, float | None]] = {}
+        """By folder: what pods use, and since when they do no more."""
+        self.metrics = StoreMetrics()
+        self.fetching = Fetching(root, secret_of, self.metrics, clock)
+        self._warming = asyncio.Lock()
+        self._copies: tuple[str, ...] = ()
+        self._said_s = 0.0
+        self._trouble = ""
+
+    def heard(self, line: bytes) -> None:
+        """An autoscaler's word."""
+        try:
+            wants = _decode(line)
+        except msgspec.DecodeError as error:
+            log.warning("event=wants_not_read reason=%r", str(error))
+            return
+        if self._wants is None or wants.epoch >= self._wants.epoch:
+            anew = self._wants is None or wants.epoch > self._wants.epoch
+            self._wants = wants
+            if anew:  # who leads next must not take a lower one
+                self.changed()
+            self.images(wants.images)
+            self.fabric(wants.fabric)
+            self._wake.set()
+
+    @property
+    def epoch(self) -> int:
+        """The newest that was heard; 0: none was."""
+        return 0 if self._wants is None else self._wants.epoch
+
+    def report(self) -> tuple[tuple[str, ...], tuple[WeightsReport, ...]]:
+        """What is here, and how far each wish is."""
+        lines = [(wish, line) for wish, line in self._lines.items() if line.unwanted_s is None]
+        said = tuple(fitting(one for wish, line in lines for one in self._said(wish, line)))
+        own = {wish.artifact for wish, line in self._lines.items() if line.copy is not None}
+        return tuple(sorted({*own, *self._copies})), said
+
+    def _said(self, wish: Wish, line: _Line) -> Iterator[WeightsReport]:
+        said = WeightsReport(**wish._asdict())
+        if line.copy is not None:
+            record, folder = line.copy.record, str(line.copy.folder.relative_to(self._root))
+            more = told([one.path for one in record.laid])
+            yield replace(said, replicas=line.given, folder=folder, digest=record.digest, bytes=record.bytes, **more)
+        if line.looked is not None:
+            yield replace(line.looked, replicas=line.given)
+        if (line.copy is None and line.looked is None) or line.refused:
+            came = line.came or Came(0, 0, 0.0)
+            yield replace(
+                said, replicas=line.refused, bytes=came.bytes, total_bytes=came.total_bytes,
+                bytes_per_s=came.bytes_per_s, failed=line.failed,
+            )  # fmt: skip
+
+    async def run(self) -> None:
+        """Until cancelled. What a break left of looks goes first."""
+        await asyncio.to_thread(shutil.rmtree, self._root / HEADERS, ignore_errors=True)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    self._wake.clear()
+                    if self._wants is not None:
+                        await self._turn(self._wants, tasks)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_EVERY_S):
+                            await self._wake.wait()
+        finally:
+            copies = [line.copy for line in self._lines.values()] + [copy for copy, _ in self._held.values()]
+            for copy in copies:
+                if copy is not None:
+                    copy.close()
+
+    async def _turn(self, wants: NodeWants, tasks: asyncio.TaskGroup) -> None:
+        """A store that cannot be read costs weights, and not what else the agent is for."""
+        try:
+            await self._act(wants, tasks)
+            await self._look()
+        except (StoreError, OSError) as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                log.warning("event=store_trouble reason=%r", self._trouble)
+        else:
+            self._trouble = ""
+
+    async def _act(self, wants: NodeWants, tasks: asyncio.TaskGroup) -> None:
+        """What pods use is held first: a pull may need room. Where that cannot be, nothing is brought."""
+        try:
+            await self._hold(wants.held)
+        except (StoreError, OSError) as error:
+            self._refuse(wants, str(error))
+            raise
+        now_s, wanted = self._clock(), {wish_of(one): one for one in wants.wants}
+        for wish in [wish for wish in self._lines if wish not in wanted]:
+            self._let_go(wish, now_s)
+        for wish, want in wanted.items():
+            line = self._lines.setdefault(wish, _Line())
+            line.replicas, line.unwanted_s = want.replicas, None
+            if want.look and not want.replicas and line.task is None and now_s >= line.again_s:
+                line.look_again()
+            if line.due:
+                line.task = tasks.create_task(self._bring(wish, line, wants.weights))
+
+    def _refuse(self, wants: NodeWants, reason: str) -> None:
+        """Whoever waits hears it: else they would for as long as it lasts."""
+        for want in wants.wants:
+            line = self._lines.setdefault(wish_of(want), _Line())
+            line.replicas, line.unwanted_s = want.replicas, None
+            if line.due:
+                line.refuse(reason)
+        self.changed()
+
+    def _let_go(self, wish: Wish, now_s: float) -> None:
+        line = self._lines[wish]
+        line.unwanted_s = now_s if line.unwanted_s is None else line.unwanted_s
+        if (line.copy is None and line.task is None) or now_s >= line.unwanted_s + LINGER_S:
+            del self._lines[wish]
+            if line.task is not None:
+                line.task.cancel()
+            if line.copy is not None:
+                line.copy.close()
+
+    async def _bring(self, wish: Wish, line: _Line, settings: Weights) -> None:
+        cold: Copy | None = None
+        try:
+            cold = await self._brought(wish, line, settings)
+        except asyncio.CancelledError:
+            line.task = None
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this start alone, and is its reason
+            line.refuse(str(error) or type(error).__name__)
+            log.warning("event=weights_failed artifact=%s reason=%r", wish.artifact, line.failed)
+        else:
+            line.given, line.refused, line.failed = line.replicas, (), ""
+        line.task, line.came, line.again_s = None, None, self._clock() + LOOK_AGAIN_S
+        self.changed()
+        self._wake.set()
+        if cold is not None and line.replicas:  # beside what is yet to come of the start
+            async with self._warming:
+                await read_ahead(wish.artifact, partial(files_of, cold.folder))
+
+    async def _brought(self, wish: Wish, line: _Line, settings: Weights) -> Copy | None:
+        """A Copy that was here before: what comes now is in the page cache already."""
+        if wish.look:
+            line.looked = await self.fetching.look(wish, settings, header=not line.replicas)
+            return None
+        brought = await self.fetching.bring(wish, settings, lambda came: self._came(line, came))
+        _closed(line.copy)
+        line.copy = brought.copy
+        return brought.copy if brought.was_here else None
+
+    def _came(self, line: _Line, came: Came) -> None:
+        line.came = came
+        if self._clock() >= self._said_s + TELL_EVERY_S:
+            self._said_s = self._clock()
+            self.changed()
+
+    # --- what is here -------------------------------------------------------------------------------------------------
+
+    async def _hold(self, folders: tuple[str, ...]) -> None:
+        """Copies that pods use; what they use no more, for a while."""
+        now_s = self._clock()
+        for folder in [one for one in folders if one not in self._held]:
+            copy = await in_thread(lambda folder=folder: self._found(folder), _closed)  # type: ignore[misc]
+            if copy is not None:
+                self._held[folder] = (copy, None)
+        for folder, (copy, since_s) in list(self._held.items()):
+            if folder in folders:
+                self._held[folder] = (copy, None)
+            elif since_s is None:
+                self._held[folder] = (copy, now_s)
+            elif now_s >= since_s + LINGER_S:
+                copy.close()
+                del self._held[folder]
+
+    def _found(self, folder: str) -> Copy | None:
+        """The Copy of that folder; None: there is none of that name."""
+        store = Store(self._root)
+        record = layout.read((self._root / folder).parent, store.layout.disk)
+        if record is None or store.layout.copy(record.key) / FILES != self._root / folder:
+            return None
+        return store.find(record.key)
+
+    async def _look(self) -> None:
+        found = await in_thread(self._listed)
+        if found != self._copies:
+            self._copies = found
+            self.changed()
+
+    def _listed(self) -> tuple[str, ...]:
+        """All that still are what was asked for."""
+        store, found, ways = Store(self._root), list[str](), here(Registries())
+        rows = store.rows()
+        self.metrics.holds(rows)
+        for row in rows:
+            with contextlib.suppress(BadReferenceError, BadDigestError, PolicyError):
+                of, key = fetch.lies(row.record.reference), row.record.key
+                if any(fetch.recalled(of, store, ways, allow_unsafe=one) == key for one in (False, True)):
+                    found.append(row.record.reference)
+        return tuple(found[:COPIES_MAX])
+
+
+def _closed(copy: Copy | None) -> None:
+    if copy is not None:
+        copy.close()
+
+
+def _nothing(images: Sequence[ImageWant]) -> None:
+    """The kubelet pulls them."""
+
+
+def _no_fabric(wants: Sequence[FabricWant]) -> None:
+    """It does not reach into its node."""
+
+
+def _nobody() -> None:
+    """Nobody is told yet."""

@@ -1,0 +1,169 @@
+"""Weights between nodes: this node's store given to others, and others named for a pull. `pilotlight weights serve`.
+
+Owns how peers are typed and what lets them in: the same door as the contract's, a shared token, a certificate of an
+authority, or both. Promises: beyond loopback everything goes through TLS, and nobody gets in without one of the two;
+who shows neither, on loopback, gets only what was fetched without a login.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+from aiohttp.typedefs import Middleware
+
+from artifacts.peers.client import Peering
+from artifacts.peers.offers import Offers
+from artifacts.peers.selection import Peer
+from artifacts.peers.server import STREAMS_MAX, Serving
+from artifacts.store.layout import Layout, StoreError
+from artifacts.store.store import Store
+from pilotlight import process
+from pilotlight.cli.weights.store import store_option
+from pilotlight.net import access, certificates
+from pilotlight.net.access import Access
+from pilotlight.net.certificates import FileError, Identity
+from pilotlight.net.listen import Address, AddressType
+from pilotlight.net.renewal import Files
+from pilotlight.net.webserver import Runner
+from pilotlight.options import file_options
+from pilotlight.output import say
+
+LISTEN = Address("127.0.0.1", 8484)
+_URL = re.compile(r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})/?")
+PEER_OPTIONS = {
+    "--peer-token-file": "The token that nodes show each other.",
+    "--peer-cert-file": "The certificate that this node shows to others (PEM).",
+    "--peer-key-file": "Its key (PEM).",
+    "--peer-ca-file": "Authorities that the other nodes' certificates must come from (PEM).",
+}
+peer_options = file_options(PEER_OPTIONS)
+peer_option = click.option(
+    "--peer", "peers", metavar="URL", multiple=True,
+    help="Another node's `weights serve`, https://HOST:PORT: asked for files before the registry; repeatable.",
+)  # fmt: skip
+
+
+def access_of(token: Path | None, cert: Path | None, key: Path | None, ca: Path | None) -> Access:
+    """What `peer_options` say."""
+    return Access(identity=Identity(cert=cert, key=key, ca=ca), token=token)
+
+
+def among(urls: Sequence[str], shown: Access) -> Peering:
+    """Peers by URL, of which nothing is known beside. Raises click's usage error."""
+    for url in urls:
+        if why := wrong(url):
+            raise click.UsageError(f"--peer {url}: {why}")
+    peers = tuple(Peer(f"peer-{number}", url) for number, url in enumerate(dict.fromkeys(urls), 1))
+    identity, path = shown.identity, shown.token
+    access.warn(shown)
+    try:
+        token = None if path is None else certificates.tokens(path)[0]
+        if identity.files:
+            certificates.client(identity)  # what is wrong with them is said at once
+    except FileError as error:
+        raise click.UsageError(str(error)) from None
+    own = f"host:{socket.gethostname()}"  # none of the names above, whatever this machine is called
+    return through(identity, own, lambda: peers, None if token is None else lambda: token)
+
+
+def wrong(url: str) -> str:
+    """Why it is no address of a peer; empty: it is one."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        return "expected https://HOST:PORT"
+    clear = found["scheme"] == "http" and not Address(found["host"].strip("[]"), 0).loopback
+    return "weights and token would cross the network in clear: use https://" if clear else ""
+
+
+def own_machine(url: str) -> bool:
+    """Whether whoever asks there asks the machine that it runs on, or its link alone: of another node's agent that is
+    no address, and what listens there is nobody's peer. A name is judged by the certificate that is shown.
+    """
+    found = _URL.fullmatch(url)
+    host = "" if found is None else found["host"].strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    plain = (address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None) or address
+    return plain.is_loopback or plain.is_link_local or plain.is_unspecified or plain.is_multicast
+
+
+def through(
+    identity: Identity, own: str, peers: Callable[[], Sequence[Peer]], token: Callable[[], str] | None,
+    certified: str | None = None,
+) -> Peering:  # fmt: skip
+    """With these files; the rest as Peering."""
+    pair = (identity.cert, identity.key) if identity.cert is not None and identity.key is not None else None
+    return Peering(peers, own=own, token=token, ca=identity.ca, certificate=pair, certified=certified)
+
+
+async def open_port(
+    store: Path, address: Address, shown: Access, files: Files, streams: int = STREAMS_MAX, *inner: Middleware
+) -> Runner:
+    """Gives the blobs of the store to peers; `cleanup` of what is returned ends it. `inner`: of whom is let in. Raises
+    click's usage error.
+    """
+    check_port(address, shown)
+    known = shown.token is not None or shown.identity.ca is not None
+    door = access.door(shown, files)
+    doors = () if door is None else (door.check,)
+    app = Serving(Offers(Layout(store), private=known), streams).application((*doors, *inner))
+    return await access.listening(app, address, shown, files)
+
+
+def check_port(address: Address, shown: Access) -> None:
+    """Raises click's usage error where anybody could get at weights."""
+    identity = shown.identity
+    if shown.token is None and identity.ca is None and not address.loopback:
+        raise click.UsageError(
+            f"{address.text}: anybody could get weights: give --peer-token-file, or --peer-ca-file to let in whom it "
+            "has certified"
+        )
+    if identity.cert is None and (identity.ca is not None or not address.loopback):
+        raise click.UsageError(f"{address.text}: it needs TLS here: give --peer-cert-file and --peer-key-file")
+
+
+@click.command("serve", epilog="Example: pilotlight weights serve --peer-token-file token")
+@store_option
+@click.option(
+    "--listen", type=AddressType(), default=LISTEN, show_default=LISTEN.text, help="Where other nodes ask for weights."
+)
+@click.option(
+    "--streams", type=click.IntRange(1, 1024), default=STREAMS_MAX, show_default=True,
+    help="Files given at once; who asks for more takes the registry.",
+)  # fmt: skip
+@peer_options
+def serve_(  # noqa: PLR0917  click passes by keyword
+    store: Path, listen: Address, streams: int, peer_token_file: Path | None, peer_cert_file: Path | None,
+    peer_key_file: Path | None, peer_ca_file: Path | None,
+) -> None:  # fmt: skip
+    """Give this node's weights to other nodes, until it is ended: `weights pull --peer URL` asks here first.
+
+    Also while they are still being pulled. Without a token or certificate it gives only what was fetched without a
+    login, and only on this machine.
+    """
+    shown = access_of(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
+    try:
+        Store(store).open()
+    except StoreError as error:
+        raise click.ClickException(str(error)) from None
+    asyncio.run(_serve(store, listen, shown, streams))  # asyncio's own loop: uvloop has no sendfile
+
+
+async def _serve(store: Path, listen: Address, shown: Access, streams: int) -> None:
+    stop, files = process.stop_event(), Files()
+    runner = await open_port(store, listen, shown, files, streams)
+    at = Address(*runner.addresses[0][:2])
+    say(f"weights of {store} are given on {at.text}")
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(files.follow())
+        await stop.wait()
+        following.cancel()
+    await runner.cleanup()

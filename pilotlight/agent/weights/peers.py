@@ -1,0 +1,132 @@
+"""Agents among each other: this node's port for the others, and whom of them is asked for an artifact. I/O.
+
+Owns what is believed of autoscalers' words about that: where to ask, and nothing else. Who may have weights is settled
+between agents, by the rules of `pilotlight.agent.weights.peering`: each shows the other a certificate of their own
+authority (or a token), so that neither an autoscaler nor whoever reports in a node's name gets anything. Promises:
+where nobody answers the registry gives all, as without peers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlencode
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from artifacts import digest
+from artifacts.digest import BadDigestError, Digest
+from artifacts.peers.client import Peering
+from artifacts.peers.selection import PEERS_MAX, Peer
+from artifacts.peers.server import STREAMS_MAX
+from artifacts.store.layout import StoreError
+from artifacts.store.store import Store, in_thread
+from autoscaler.contract import decoder
+from autoscaler.server.auth import Answer
+from autoscaler.weights.peers import NodePeer, NodePeers
+from pilotlight.agent.autoscaler_client import HttpWay
+from pilotlight.agent.weights import peering
+from pilotlight.agent.weights.metrics import StoreMetrics
+from pilotlight.net import certificates
+from pilotlight.net.access import Access
+from pilotlight.net.listen import Address
+from pilotlight.net.renewal import Files
+from pilotlight.net.webserver import Runner
+
+CERTIFIED = "pilotlight-agent"
+"""What agents' certificates for each other are for: their addresses come and go."""
+
+log = logging.getLogger("pilotlight.agent")
+_decode = decoder(NodePeers)
+
+
+class PeerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent is told of others."""
+
+    listen: Address
+    told: Address | None = None
+    """Where they find it; None: at $POD_IP, or where it listens."""
+    access: Access = Access()
+
+
+class Neighbours:
+    """Of the agent of `node`. Raises click's usage error on files that cannot be used."""
+
+    def __init__(
+        self, node: str, ways: Sequence[HttpWay], options: PeerOptions, files: Files, metrics: StoreMetrics
+    ) -> None:
+        peering.check_port(options.listen, options.access)
+        self._node, self._ways, self._options, self._files = node, ways, options, files
+        shown = self._shown = options.access
+        path = shown.token
+        self._token = None if path is None else files.read(lambda: certificates.tokens(path)[0], (path,))
+        if shown.identity.files:
+            files.read(lambda: certificates.client(shown.identity), shown.identity.files)  # they are read for each pull
+        self._metrics, self._trouble = metrics, ""
+        self.url = ""
+        """Where others find it; empty until it is open."""
+
+    async def open(self, store: Path) -> Runner:
+        """Gives the others what is in the store; `cleanup` of what is returned ends it. Raises click's usage error."""
+        try:
+            await in_thread(Store(store).open)
+        except StoreError as error:  # what cannot be written can be read, and a pull says the rest
+            log.warning("event=store_trouble reason=%r", str(error))
+        options = self._options
+        runner = await peering.open_port(store, options.listen, self._shown, self._files, STREAMS_MAX, self._count)
+        bound = Address(*runner.addresses[0][:2])
+        at = options.told or Address(os.environ.get("POD_IP") or bound.host, bound.port)
+        self.url = f"http{'' if self._shown.identity.cert is None else 's'}://{at.text}"
+        if why := peering.wrong(self.url):
+            log.warning("event=peer_untold reason=%r", why)
+            self.url = ""
+        return runner
+
+    async def peering(self, artifact: str) -> Peering:
+        """Who may have it now."""
+        query = urlencode({"node": self._node, "artifact": artifact})
+        found: dict[str, NodePeer] = {}
+        for answer in [one for way in self._ways for one in await way.ask(f"/v1/peers?{query}")]:
+            try:
+                told = _decode(answer).peers
+            except msgspec.DecodeError as error:
+                self._say(f"not read: {error}")
+                continue
+            for one in told[:PEERS_MAX]:
+                if self._believes(one.url) and (one.digest or one.node not in found):
+                    found[one.node] = one
+        peers = [Peer(one.node, one.url, _holds(one)) for one in found.values()]
+        return peering.through(self._shown.identity, self._node, lambda: peers, self._token, CERTIFIED)
+
+    def _believes(self, url: str) -> bool:
+        """Whether another node's agent can be there: whoever reports could name what listens on this machine. All of
+        them are on one only where this one is told of so, too.
+        """
+        return not peering.wrong(url) and (not peering.own_machine(url) or peering.own_machine(self.url))
+
+    @property
+    def _count(self) -> Middleware:
+        @web.middleware
+        async def count(request: web.Request, handler: Answer) -> web.StreamResponse:
+            answer = await handler(request)
+            gave = request.method == "GET" and answer.status in {200, 206}
+            self._metrics.asked(answer.status, answer.content_length or 0 if gave else 0)
+            return answer
+
+        return count
+
+    def _say(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            log.warning("event=peers_unknown reason=%r", trouble)
+
+
+def _holds(one: NodePeer) -> frozenset[Digest]:
+    try:
+        return frozenset({digest.parse(one.digest)}) if one.digest else frozenset()
+    except BadDigestError:
+        return frozenset()

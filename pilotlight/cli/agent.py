@@ -1,0 +1,245 @@
+"""Composes the agent of one node: what it looks at, how it shows who it is, and whom it tells.
+
+Owns the command and the ways to autoscalers: an address, a Unix socket, or a name that stands for all of its addresses
+(each is told). The contract's words are made here, because the agent knows no autoscaler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from autoscaler.agent_contract import ImageWant
+from autoscaler.contract import NODE_PERIOD_S, NodeReport
+from pilotlight import process
+from pilotlight.agent.autoscaler_client import HttpWay
+from pilotlight.agent.gpu.attach import Attaching
+from pilotlight.agent.gpu.daemon_pods import those
+from pilotlight.agent.gpu.fabric_node import attaching
+from pilotlight.agent.kubelet.image_pull import Images, ImageWanted
+from pilotlight.agent.kubelet.sockets import POD_RESOURCES, NodeSockets
+from pilotlight.agent.node_observer import NodeLook, NodeLooks, news
+from pilotlight.agent.reporter import Agent
+from pilotlight.agent.weights import peering
+from pilotlight.agent.weights.keeper import Keeping
+from pilotlight.agent.weights.peers import Neighbours, PeerOptions
+from pilotlight.agent.weights.pullsecrets import PullSecrets
+from pilotlight.net import access, certificates
+from pilotlight.net import http_server as health
+from pilotlight.net.access import Access
+from pilotlight.net.certificates import Identity
+from pilotlight.net.listen import Address, AddressType
+from pilotlight.net.renewal import Files
+from pilotlight.options import DIRECTORY, FILE, access_options, autoscalers_option, health_option
+
+LOOK_S_MAX = 30.0
+"""An agent that has not looked for so long hangs."""
+STORE = Path("/var/lib/pilotlight/weights")
+SOCKET = FILE
+
+
+class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent is told."""
+
+    node: str
+    autoscalers: tuple[str, ...]
+    access: Access = Access()
+    pod_resources: Path | None = None
+    """The kubelet's socket; None: it is not asked."""
+    runtime: Path | None = None
+    """The container runtime's socket; None: it is not asked."""
+    health: Address | None = None
+    store: Path = STORE
+    """Of the node's weights."""
+    pull_secrets: str | None = None
+    """The namespace whose pull secrets may be read; None: none may."""
+    kubeconfig: Path | None = None
+    peers: PeerOptions | None = None
+    """None: it neither gives weights to other agents nor asks them."""
+    fabric: tuple[str, ...] | None = None
+    """Pods that start anew when a Device comes or leaves (`daemons.those`); None: it does not reach into its node."""
+
+
+def _pods_of(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Checked; they are read where they are used."""
+    for one in value:
+        try:
+            those(one)
+        except ValueError:
+            raise click.BadParameter(f"{one}: write NAMESPACE/LABEL=VALUE[,LABEL=VALUE]", context, parameter) from None
+    return value
+
+
+@click.command(epilog="Example: pilotlight agent --autoscaler https://autoscaler:8443 --token-file token")
+@click.option(
+    "--node", default=lambda: os.environ.get("NODE_NAME") or socket.gethostname(),
+    show_default="$NODE_NAME, or the host's name", help="The node's name, as the cluster has it.",
+)  # fmt: skip
+@autoscalers_option
+@access_options
+@click.option(
+    "--store", type=DIRECTORY, default=STORE, show_default=True,
+    help="Where weights of this node are kept, which autoscalers want there; pods of engines see it by this path.",
+)  # fmt: skip
+@click.option(
+    "--pull-secrets", metavar="NAMESPACE",
+    help="Where pull secrets of Models are read, by the service account; absent: they are not.",
+)  # fmt: skip
+@click.option("--kubeconfig", type=FILE, help="How the API server is reached for that, outside of a pod.")
+@click.option(
+    "--pod-resources",
+    type=SOCKET,
+    default=POD_RESOURCES,
+    show_default=True,
+    help="The kubelet's socket that tells which pod has which device; without it the agent goes on.",
+)
+@click.option(
+    "--runtime",
+    type=SOCKET,
+    help="The container runtime's socket (CRI), such as /run/containerd/containerd.sock: it tells of images, and pulls "
+    "those of engines ahead of a start.",
+)
+@click.option(
+    "--fabric", is_flag=True,
+    help="Take GPUs of a fabric that are attached to the node, and let go of those that leave it. It needs all that "
+    "root of the node may, and its process ids.",
+)  # fmt: skip
+@click.option(
+    "--restart", multiple=True, metavar="NAMESPACE/LABEL=VALUE", callback=_pods_of,
+    help="With --fabric: pods of the node that look for GPUs only when they start (device plug-in, DRA driver, dcgm).",
+)  # fmt: skip
+@health_option
+@click.option(
+    "--peer-listen", type=AddressType(),
+    help="Where agents of other nodes ask for weights that are here; absent: they do not, and are not asked.",
+)  # fmt: skip
+@click.option(
+    "--peer-address", type=AddressType(), help="How they reach that; by default by $POD_IP, else as it listens."
+)
+@peering.peer_options
+def agent(  # noqa: PLR0917  click passes by keyword
+    node: str, autoscalers: tuple[str, ...], token_file: Path | None, contract_cert_file: Path | None,
+    contract_key_file: Path | None, contract_ca_file: Path | None, store: Path, pull_secrets: str | None,
+    kubeconfig: Path | None, pod_resources: Path, runtime: Path | None, fabric: bool,
+    restart: tuple[str, ...], health: Address | None,
+    peer_listen: Address | None, peer_address: Address | None, peer_token_file: Path | None,
+    peer_cert_file: Path | None, peer_key_file: Path | None, peer_ca_file: Path | None,
+) -> None:  # fmt: skip
+    """The agent of one node: tells autoscalers of its devices, their memory and health, and who has them, and brings
+    the weights that they want there.
+    """
+    access.check_autoscalers(autoscalers)
+    identity = Identity(cert=contract_cert_file, key=contract_key_file, ca=contract_ca_file)
+    among = peering.access_of(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
+    peers = None if peer_listen is None else PeerOptions(listen=peer_listen, told=peer_address, access=among)
+    options = AgentOptions(
+        node=node, autoscalers=autoscalers, access=Access(identity=identity, token=token_file),
+        pod_resources=pod_resources, runtime=runtime, health=health, store=store, pull_secrets=pull_secrets,
+        kubeconfig=kubeconfig, peers=peers, fabric=restart if fabric else None,
+    )  # fmt: skip
+    process.run(serve(options))
+
+
+async def serve(options: AgentOptions) -> None:
+    """The life of the process. Raises click's usage error for files that cannot be used."""
+    stop, files, boot = process.stop_event(), Files(), secrets.token_hex(8)
+    shown = options.access
+    identity, path = shown.identity, shown.token
+    token = None if path is None else files.read(lambda: certificates.tokens(path)[0], (path,))
+    tls = files.read(lambda: certificates.client(identity), identity.files) if identity.files else None
+    access.warn(shown)
+
+    logins = PullSecrets(options.pull_secrets, options.kubeconfig)
+    keeping = Keeping(options.store, logins)
+
+    ways = [HttpWay(url, token, tls) for url in options.autoscalers]
+    among = None if options.peers is None else Neighbours(options.node, ways, options.peers, files, keeping.metrics)
+    port = None
+    if among is not None:
+        port = await among.open(options.store)
+        keeping.fetching.peering = among.peering
+
+    def written(look: NodeLook, sequence: int, age_s: float) -> bytes:
+        copies, weights = keeping.report()
+        report = NodeReport(
+            node=options.node, boot=boot, sequence=sequence, devices=look.devices, pods=look.pods, images=look.images,
+            uses=look.uses, age_s=age_s, brings=True, copies=copies, weights=weights,
+            epoch=keeping.epoch, peer="" if among is None else among.url,
+            attaches=bay is not None, fabric=() if bay is None else bay.report(),
+        )  # fmt: skip
+        return msgspec.json.encode(report)
+
+    sockets = NodeSockets(options.pod_resources, options.runtime)
+    looks = NodeLooks(sockets=sockets)
+    one = Agent(looks.look, news, written, ways, NODE_PERIOD_S)
+    keeping.changed = one.tell
+    reach = AsyncExitStack()
+    bay = await _bay(options, looks, reach)
+    if bay is not None:
+        bay.changed, keeping.fabric = one.tell, bay.want
+    images = None if options.runtime is None else Images(options.runtime, logins, sockets.images_changed)
+    if images is not None:
+        keeping.images = _told(images)
+    shown_at = await health.open_port(options.health, application(one, keeping.metrics.text))
+    process.settle()
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(life) for life in (one.run(), files.follow(), keeping.run())]
+        running += [tasks.create_task(each.run()) for each in (images, bay) if each is not None]
+        running += [
+            tasks.create_task(way.follow(f"/v1/wants?node={quote(options.node)}", keeping.heard)) for way in ways
+        ]
+        await stop.wait()
+        for task in running:
+            task.cancel()
+    for way in ways:
+        await way.close()
+    await sockets.close()
+    await reach.aclose()
+    await shown_at.cleanup()
+    if port is not None:
+        await port.cleanup()
+
+
+async def _bay(options: AgentOptions, looks: NodeLooks, reach: AsyncExitStack) -> Attaching | None:
+    """Who takes Devices of a fabric and lets go of them; None: nobody here may."""
+    if options.fabric is None:
+        return None
+    made = attaching(options.node, options.fabric, options.kubeconfig, lambda: looks.pods)
+    return await reach.enter_async_context(made)
+
+
+def _told(images: Images) -> Callable[[Sequence[ImageWant]], None]:
+    """In its words."""
+    return lambda wanted: images.want(ImageWanted(one.image, one.pull_secret) for one in wanted)
+
+
+def application(one: Agent[NodeLook], metrics: Callable[[], bytes]) -> web.Application:
+    """GET /healthz: it looks at its node; /readyz: an autoscaler takes what it says; /metrics: of its weights."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return _says(one.age_s < LOOK_S_MAX, "ok", "it does not get to look at its node")
+
+    async def readyz(_: web.Request) -> web.Response:
+        return _says(one.heard, "ok", "no autoscaler takes what it says")
+
+    async def told(_: web.Request) -> web.Response:
+        return web.Response(body=metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", told)])
+    return app
+
+
+def _says(well: bool, yes: str, no: str) -> web.Response:
+    return web.Response(text=f"{yes if well else no}\n", status=200 if well else 503)

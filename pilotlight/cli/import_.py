@@ -1,0 +1,172 @@
+"""`pilotlight import`: reads what other programs are configured with, and prints it as Pilotlight's documents.
+
+Owns the reading of files, folders and standard input; what they mean is `autoscaler.importers`'s. Documents go to
+standard output, with comments; what was not taken over is told on standard error, too, so that it is seen where the
+documents go into a file. Changes nothing anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from autoscaler.importers import lingo, modelfile, ollama
+from autoscaler.importers.kubeai import models
+from autoscaler.importers.llama_swap import config
+from autoscaler.importers.result import Taken, apart, to_json, to_yaml
+from autoscaler.spec.load import DocumentError
+from pilotlight.cli.terminal import document
+from pilotlight.net import files as reading
+from pilotlight.options import PathType
+
+FILE_BYTES_MAX = 16 << 20
+"""Of a configuration, and of what is read of Ollama's store besides weights."""
+MODELS_MAX = 10_000
+"""Of one store."""
+STDIN = Path("-")
+MODELFILE = "Modelfile"
+EXAMPLE = "pilotlight import kubeai models.yaml"
+
+
+class Store(NamedTuple):
+    """Ollama's folder `models`, and the manifests in it by name."""
+
+    folder: Path
+    manifests: dict[str, Path]
+
+
+@click.command("import", epilog=f"Example: {EXAMPLE}")
+@click.argument("kind", type=click.Choice(["kubeai", "lingo", "llama-swap", "ollama"]))
+@click.argument("files", nargs=-1, required=True, type=PathType(path_type=Path, allow_dash=True), metavar="FILE...")
+@click.option(
+    "--output",
+    type=click.Choice(["yaml", "json"]),
+    default="yaml",
+    show_default=True,
+    help="Documents, or all of it as JSON.",
+)
+@click.option("--name", default="", help="What clients call the model; of a Modelfile, which does not say it.")
+def import_(kind: str, files: tuple[Path, ...], output: str, name: str) -> None:
+    """Print other programs' configuration as Pilotlight's documents.
+
+    FILE: manifests of KubeAI's Models (and its chart's values) or of Deployments with Lingo's annotations, llama-swap's
+    config.yaml, a Modelfile or Ollama's folder; `-` reads standard input. Exit status 1: a model was not taken over.
+    """
+    if name and (kind != "ollama" or len(files) != 1):
+        raise click.UsageError("--name is for one Modelfile")
+    try:
+        takens = apart(_converted(kind, files, name))
+    except DocumentError as error:
+        raise click.UsageError(str(error)) from None
+    document(to_json(takens) if output == "json" else to_yaml(takens))
+    if not takens:
+        click.echo(f"pilotlight: {', '.join(map(_shown, files))}: no Model found", err=True)
+    for taken in takens:
+        for key, why in taken.notes:
+            click.echo(f"pilotlight: {taken.what}: not taken over: {key}: {why}", err=True)
+        if taken.refused:
+            click.echo(f"pilotlight: {taken.what} is not taken over: {taken.refused}", err=True)
+    if any(taken.refused for taken in takens):
+        raise SystemExit(1)
+
+
+def _converted(kind: str, files: Sequence[Path], name: str) -> list[Taken]:
+    """Raises DocumentError, click.UsageError."""
+    if kind == "ollama":
+        return _ollama(files, name)
+    sources = [(_shown(path), _text(path)) for path in files]
+    if kind == "llama-swap":
+        here = str(Path.cwd())
+        return [taken for source, text in sources for taken in config.convert(source, text, os.environ, here)]
+    convert: Callable[[Sequence[tuple[str, str]]], list[Taken]] = {"kubeai": models.convert, "lingo": lingo.convert}[
+        kind
+    ]
+    return convert(sources)
+
+
+def _ollama(files: Sequence[Path], name: str) -> list[Taken]:
+    """Modelfiles, folders with one, and stores; a Modelfile may build on a model of a store that is given, too."""
+    stores = [store for path in files if (store := _store(path)) is not None]
+    found = [one for store in stores for one in _stored(store)]
+    known = {
+        each: str(taken.model.spec.artifact).removeprefix("file://")
+        for taken in found
+        if taken.model is not None
+        for each in taken.model.names()
+    }
+    out = []
+    for path in files:
+        if path == STDIN or not path.is_dir():
+            out.append(_modelfile(path, name, known))
+        elif _store(path) is None:
+            if not (path / MODELFILE).is_file():
+                raise click.UsageError(f"{path}: expected Ollama's folder, with models/manifests in it, or a Modelfile")
+            out.append(_modelfile(path / MODELFILE, name, known))
+    return [*found, *out]
+
+
+def _modelfile(path: Path, name: str, known: dict[str, str]) -> Taken:
+    text = _text(path)
+    called = name or modelfile.name_in(text) or _name_of(path)
+    if not called:
+        raise click.UsageError(f"{_shown(path)}: a Modelfile does not say what its model is called: add --name")
+    folder = Path.cwd() if path == STDIN else path.absolute().parent
+    return ollama.from_modelfile(_shown(path), text, called, str(folder), known)
+
+
+def _name_of(path: Path) -> str:
+    """`mario` of `mario.Modelfile`, `Modelfile.mario` and `mario/Modelfile`."""
+    if path == STDIN:
+        return ""
+    if path.name == MODELFILE:
+        return path.absolute().parent.name
+    before, _, after = path.name.partition(".")
+    return after if before == MODELFILE else path.stem
+
+
+def _store(path: Path) -> Store | None:
+    """Ollama's folder, or the one of its models."""
+    for folder in (path, path / "models"):
+        manifests = folder / "manifests"
+        if path != STDIN and manifests.is_dir():
+            return Store(folder.absolute(), dict(_manifests(manifests)))
+    return None
+
+
+def _manifests(folder: Path) -> Iterator[tuple[str, Path]]:
+    """(name, file) of every manifest: HOST/NAMESPACE/NAME/TAG."""
+    for number, path in enumerate(sorted(folder.glob("*/*/*/*")), 1):
+        if number > MODELS_MAX:
+            raise click.UsageError(f"{folder}: more than {MODELS_MAX} models")
+        if path.is_file() and not path.name.startswith("."):
+            yield ollama.model_name(path.relative_to(folder).parts), path
+
+
+def _stored(store: Store) -> Iterator[Taken]:
+    blobs = store.folder / "blobs"
+    for name, path in store.manifests.items():
+        found = ollama.blobs(str(path), _text(path))
+        small = {} if found is None else found.small
+        texts = {kind: _text(Path(ollama.blob_path(str(blobs), digest))) for kind, digest in small.items()}
+        yield ollama.from_store(name, found, str(blobs), texts)
+
+
+def _text(path: Path) -> str:
+    """Raises click.UsageError, one line."""
+    try:
+        if path != STDIN:
+            return reading.read_text(path, FILE_BYTES_MAX)
+        return reading.text(sys.stdin.buffer.read(FILE_BYTES_MAX + 1), FILE_BYTES_MAX)
+    except reading.TooLargeError as error:
+        raise click.UsageError(f"{_shown(path)}: {error}: this is no configuration") from None
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{_shown(path)}: {reading.reason(error)}") from None
+
+
+def _shown(path: Path) -> str:
+    return "standard input" if path == STDIN else str(path)

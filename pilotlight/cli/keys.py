@@ -1,0 +1,115 @@
+"""`pilotlight key new`: makes an API key, prints it once, and stores or shows only its hash.
+
+Owns STATE/keys.yaml and the lock under which it is changed, so that no key is lost when two are made at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import fcntl
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from autoscaler.contract import TenantName
+from autoscaler.drivers.local.state_directory import replace_file
+from autoscaler.spec.decode import WrongKeyError
+from autoscaler.spec.load import Documents, to_yaml
+from autoscaler.spec.tenant import Key, Tenant, TenantSpec
+from autoscaler.spec.validation import MESSAGE, check_name
+from pilotlight.models.documents import KEYS_FILE, load_files
+
+KEY_BYTES = 32
+KEYS_MAX = 10_000
+"""Keys in one file; above it they belong into documents."""
+LOCK_FILE = "keys.lock"
+LOCK_S_MAX = 10.0
+"""How long it waits for another `key new`."""
+LOCK_LOOK_S = 0.02
+
+
+def new(role: str, name: str) -> tuple[str, Key]:
+    """(the key, its `keys:` entry). The key has 256 random bits; only its SHA-256 is ever kept."""
+    key = "pl-" + secrets.token_urlsafe(KEY_BYTES)
+    created = dt.datetime.now(dt.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")
+    entry = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), "createdAt": created, "role": role}
+    return key, msgspec.convert(entry, Key)
+
+
+def entry_yaml(entry: Key) -> str:
+    """The entry as a line to paste under `keys:`."""
+    written = {"name": entry.name, "sha256": entry.sha256, "createdAt": entry.created_at, "role": entry.role}
+    return "- {" + ", ".join(f'{key}: "{value}"' for key, value in written.items()) + "}"
+
+
+def check_tenant_name(name: str) -> None:
+    """Raises click's usage error on what cannot be the name of a Tenant."""
+    try:
+        check_name(name, ())
+    except WrongKeyError as error:
+        raise click.UsageError(f"--tenant: {error.message}") from None
+
+
+def check_role(role: str) -> None:
+    """Raises click's usage error on a role that nothing asks for yet: such a key would open nothing."""
+    if role not in {"tenant", "operator"}:
+        raise click.UsageError(f"--role {role}: {MESSAGE}; keys of role tenant make calls, operator also gives orders")
+
+
+def store(state: Path, tenant: str, entry: Key) -> Path:
+    """Adds the entry to the Tenant in STATE/keys.yaml (0600), replacing the file whole. Raises click's errors."""
+    path = state / KEYS_FILE
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(state / LOCK_FILE):
+            _add(path, tenant, entry)
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the lock (flock(2)), which ends with the process whatever becomes of it. Raises OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        give_up_s = time.monotonic() + LOCK_S_MAX
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= give_up_s:
+                    raise click.ClickException(
+                        f"another process has held {path} for {LOCK_S_MAX:g} s: end it, and try again"
+                    ) from None
+            time.sleep(LOCK_LOOK_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _add(path: Path, tenant: str, entry: Key) -> None:
+    tenants = {known.name: known for known in (load_files([path]).tenants if path.exists() else ())}
+    if sum(len(known.spec.keys) for known in tenants.values()) >= KEYS_MAX:
+        raise click.ClickException(f"{path} holds {KEYS_MAX} keys: move them into Tenant documents")
+    known = tenants.get(TenantName(tenant), Tenant(name=TenantName(tenant), spec=TenantSpec()))
+    spec = msgspec.structs.replace(known.spec, keys=(*known.spec.keys, entry))
+    tenants[known.name] = msgspec.structs.replace(known, spec=spec)
+    replace_file(path, to_yaml(Documents(tenants=tuple(tenants.values()))).encode(), durable=True)  # shown only once
+
+
+def reader(state: Path) -> str:
+    """The pid of the `serve` that owns the state directory, or nothing. Its lock file says so while it runs."""
+    try:
+        pid = (state / "lock").read_text().strip()
+    except OSError:
+        return ""
+    return pid if pid.isdecimal() and Path("/proc", pid).exists() else ""

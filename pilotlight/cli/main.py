@@ -1,0 +1,232 @@
+"""The `pilotlight` command: parses what people type and calls the room that does it. Holds no logic of its own.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, with one line that names what is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import keyword
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gateway.dispatch import memory_pressure
+from pilotlight import __version__
+from pilotlight.cli import terminal
+from pilotlight.net.listen import Address
+from pilotlight.options import (
+    DIRECTORY,
+    FILE,
+    grace_option,
+    keep_engines_option,
+    listen_option,
+    operations_option,
+    ops_option,
+    output_option,
+    state_option,
+)
+
+EXAMPLES = {
+    "serve": "pilotlight serve llama.gguf qwen.gguf",
+    "status": "pilotlight status --watch",
+    "explain": "pilotlight explain model llama",
+    "key": "pilotlight key new --tenant acme",
+}
+COMPILED = not memory_pressure.__file__.endswith(".py")
+"""Whether the gateway's modules run as C (hatch_build.py)."""
+
+
+ELSEWHERE = {
+    "load": "loadtest.cli",
+    "import": "pilotlight.cli.import_",
+    "doctor": "pilotlight.doctor.doctor",
+    "plan": "pilotlight.cli.plan",
+    "agent": "pilotlight.cli.agent",
+    "weights": "pilotlight.cli.weights.group",
+    **dict.fromkeys(("gateway", "autoscaler"), "pilotlight.cli.processes"),
+    **dict.fromkeys(("wake", "stop", "cordon", "uncordon", "drain"), "pilotlight.cli.operator"),
+}
+"""Commands that other modules define, each by its name, and that are imported only when they are asked for."""
+
+
+class Front(click.Group):
+    """The top-level group."""
+
+    def main(
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, complete_var: str | None = None,
+        standalone_mode: bool = True, **extra: Any,
+    ) -> Any:  # fmt: skip
+        """As click's, but an error is one line: `pilotlight: what is wrong`."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        with terminal.safe_streams():
+            sys.exit(self._status(args, prog_name, complete_var, **extra))
+
+    def _status(self, args: Sequence[str] | None, prog_name: str | None, complete_var: str | None, **extra: Any) -> int:
+        """Runs the command and reports its error. The exit status."""
+        try:
+            status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            return error.exit_code
+        except click.ClickException as error:
+            with contextlib.suppress(click.ClickException, OSError):  # standard error may be full, too
+                click.echo(f"pilotlight: {one_line(error)}", err=True)
+            return error.exit_code
+        except click.Abort:
+            return 130  # 128 + SIGINT, as shells say it
+        return status if isinstance(status, int) else 0
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands by name."""
+        return sorted([*super().list_commands(ctx), *ELSEWHERE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, from where it is defined."""
+        if cmd_name in ELSEWHERE:
+            attribute = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+            command: click.Command = getattr(importlib.import_module(ELSEWHERE[cmd_name]), attribute)
+            return command
+        return super().get_command(ctx, cmd_name)
+
+
+def one_line(error: click.ClickException) -> str:
+    """What is wrong; where the words were typed wrongly, also where to read how they are typed."""
+    message = terminal.one_line(error.format_message())
+    if isinstance(error, click.UsageError) and type(error) is not click.UsageError and error.ctx is not None:
+        return f"{message} (see {error.ctx.command_path} --help)"
+    return message
+
+
+@click.group(
+    cls=Front,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"Example: {EXAMPLES['serve']}",
+)
+@click.version_option(__version__ + " (compiled)" * COMPILED, message="pilotlight %(version)s")
+def cli() -> None:
+    """An LLM gateway with GPU-aware scale-to-zero: models start when they are called and stop when they are not."""
+
+
+@cli.command(epilog=f"Example: {EXAMPLES['serve']}")
+@click.argument("models", nargs=-1, type=FILE, metavar="[FILE.gguf | DIR]...")
+@click.option("-c", "--config", multiple=True, type=FILE, help="Documents (YAML); may be repeated.")
+@listen_option
+@operations_option
+@state_option
+@click.option("--gateways", type=click.IntRange(1, 64), default=1, show_default=True, help="Gateway processes.")
+@keep_engines_option
+@grace_option
+@click.option("--print-config", is_flag=True, help="Print the equivalent documents and exit.")
+def serve(  # noqa: PLR0917  click passes by keyword
+    models: tuple[Path, ...], config: tuple[Path, ...], listen: Address, ops: Address, state: Path,
+    gateways: int, keep_engines: bool, grace: float, print_config: bool,
+) -> None:  # fmt: skip
+    """Serve models on this machine: each starts when it is called and goes back to zero when nobody asks any more."""
+    from pilotlight.processes.serve import ServeOptions, run
+
+    options = ServeOptions(
+        models=models, configs=config, listen=listen, ops=ops, state=state,
+        gateways=gateways, keep_engines=keep_engines, grace_s=grace, print_config=print_config,
+    )  # fmt: skip
+    raise SystemExit(run(options))
+
+
+@cli.command(epilog=f"Example: {EXAMPLES['status']}")
+@click.argument("model", required=False)
+@click.option("--watch", is_flag=True, help="Keep the table up to date.")
+@ops_option
+@output_option
+def status(model: str | None, watch: bool, ops: str, output: str) -> None:
+    """What runs, waits and sleeps, and why."""
+    from pilotlight.cli import status as show
+
+    show.status(ops, model, watch=watch, output=output)
+
+
+class Explain(click.Group):
+    """Tells who names a Model alone what to type."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, but what is no command is taken for a Model's name."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise click.UsageError(f"no such command {args[0]!r}; of a Model say `pilotlight explain model {args[0]}`")
+        return super().resolve_command(ctx, args)
+
+
+@cli.group(cls=Explain, epilog=f"Example: {EXAMPLES['explain']}")
+def explain() -> None:
+    """Why things are as they are: reasons of the latest decisions, with times."""
+
+
+@explain.command("model", epilog=f"Example: {EXAMPLES['explain']}")
+@click.argument("name")
+@ops_option
+@output_option
+def explain_model(name: str, ops: str, output: str) -> None:
+    """Why a model runs, waits or stopped."""
+    from autoscaler.explain.model import Explanation
+    from pilotlight.cli import status as show
+
+    show.explain(ops, f"model/{name}", Explanation, output)
+
+
+@explain.command("fit", epilog="Example: pilotlight explain fit llama")
+@click.argument("model")
+@ops_option
+@output_option
+def explain_fit(model: str, ops: str, output: str) -> None:
+    """How much memory a model needs, part by part, and where it would fit."""
+    from autoscaler.explain.fit import Fit
+    from pilotlight.cli import status as show
+
+    show.explain(ops, f"fit/{model}", Fit, output)
+
+
+@explain.command("last", epilog="Example: pilotlight explain last")
+@ops_option
+@output_option
+def explain_last(ops: str, output: str) -> None:
+    """The latest decisions."""
+    from autoscaler.queries.views import Sentences
+    from pilotlight.cli import status as show
+
+    show.explain(ops, "last", Sentences, output)
+
+
+@cli.group(epilog=f"Example: {EXAMPLES['key']}")
+def key() -> None:
+    """API keys."""
+
+
+@key.command("new", epilog=f"Example: {EXAMPLES['key']}")
+@click.option("--tenant", required=True, help="Whose key it is.")
+@click.option(
+    "--role", type=click.Choice(["tenant", "viewer", "operator", "finance"]), default="tenant", show_default=True,
+    help="What it is for: a Tenant's calls, or also orders (operator); the others are not in force yet.",
+)  # fmt: skip
+@click.option("--name", default="key", show_default=True, help="What to call it.")
+@click.option("--state", type=DIRECTORY, help="Store it here for `serve`, too.")
+def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
+    """Make a new API key: printed once, with the `keys:` entry (its hash) to paste."""
+    from pilotlight.cli import keys
+
+    keys.check_tenant_name(tenant)
+    keys.check_role(role)
+    secret, entry = keys.new(role, name)
+    if state is None:
+        click.echo(f"key (shown once): {secret}\npaste into Tenant {tenant}:\n  keys:\n  {keys.entry_yaml(entry)}")
+        return
+    path, pid = keys.store(state, tenant, entry), keys.reader(state)
+    now = f", or now: kill -HUP {pid}" if pid else ""
+    click.echo(
+        f"key (shown once): {secret}\nstored for tenant {tenant} in {path}; `serve` reads it when it starts{now}"
+    )

@@ -1,0 +1,154 @@
+"""`pilotlight wake`, `stop`, `cordon`, `uncordon` and `drain`: an operator acts, through the operations port.
+
+Owns how these commands are typed, which Device or node a name means, and the wait for a drain, with its progress. What
+an order does is the autoscaler's to decide and to say; nothing is kept here, so an interrupted wait changes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+import click
+import msgspec
+from rich.text import Text
+
+from autoscaler.queries.views import DeviceView, NodeView, Told
+from autoscaler.text import counted
+from pilotlight.cli.tables import Console
+from pilotlight.cli.terminal import json_document, one_line
+from pilotlight.net.ops_client import fetch
+from pilotlight.options import Command, key_of, key_option, ops_option, output_option
+
+LOOK_S = 0.5
+drain_force_option = click.option(
+    "--force", is_flag=True,
+    help="End busy ones too, after 10 s. What a fabric has attached there is given back, and torn off where that gets "
+    "stuck: programs that have it open lose it, and may crash or hang their node.",
+)  # fmt: skip
+force_option = click.option("--force", is_flag=True, help="End busy ones too, after 10 s.")
+kind_option = click.option(
+    "--kind", type=click.Choice(["device", "node"]), help="What NAME is, where a device and a node have the same."
+)
+
+
+def order_options(*more: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """What every order takes."""
+
+    def decorate(command: Command) -> Command:
+        options: tuple[Callable[[Command], Command], ...] = (output_option, key_option, ops_option, *reversed(more))
+        for option in options:
+            command = option(command)
+        return command
+
+    return decorate
+
+
+@click.command(epilog="Example: pilotlight wake llama")
+@click.argument("model")
+@order_options()
+def wake(model: str, ops: str, key_env: str | None, output: str) -> None:
+    """Start a model now, as a call would; it stays for an idle window."""
+    say(order(ops, f"models/{model}/wake", key_env), output)
+
+
+@click.command(epilog="Example: pilotlight stop llama")
+@click.argument("model")
+@order_options(force_option)
+def stop(model: str, force: bool, ops: str, key_env: str | None, output: str) -> None:
+    """Stop a model now; running calls finish first. Calls wake it again unless it is paused."""
+    say(order(ops, f"models/{model}/stop", key_env, force=force), output)
+
+
+@click.command(epilog="Example: pilotlight cordon gpu0")
+@click.argument("name", metavar="DEVICE|NODE")
+@order_options(kind_option)
+def cordon(name: str, kind: str | None, ops: str, key_env: str | None, output: str) -> None:
+    """Put nothing new on a device or a node; what runs there goes on."""
+    say(order(ops, f"{place(ops, name, kind)}/cordon", key_env), output)
+
+
+@click.command(epilog="Example: pilotlight uncordon gpu0")
+@click.argument("name", metavar="DEVICE|NODE")
+@order_options(kind_option)
+def uncordon(name: str, kind: str | None, ops: str, key_env: str | None, output: str) -> None:
+    """Open a device or a node again."""
+    say(order(ops, f"{place(ops, name, kind)}/uncordon", key_env), output)
+
+
+@click.command(epilog="Example: pilotlight drain gpu0")
+@click.argument("name", metavar="DEVICE|NODE")
+@click.option("--no-wait", is_flag=True, help="Do not wait until it is empty.")
+@order_options(kind_option, drain_force_option)
+def drain(  # noqa: PLR0917  click passes by keyword
+    name: str, no_wait: bool, kind: str | None, force: bool, ops: str, key_env: str | None, output: str
+) -> None:
+    """Cordon a device or a node and move what runs there: elsewhere first where there is room."""
+    where = place(ops, name, kind)
+    told = order(ops, f"{where}/drain", key_env, force=force)
+    if output == "text":
+        say(told, output)
+    if no_wait:
+        left = there(ops, where)
+    else:
+        try:
+            left = wait(ops, where, quiet=output == "json")
+        except KeyboardInterrupt:
+            click.echo("pilotlight: the drain goes on; `pilotlight uncordon` ends it", err=True)
+            raise click.Abort from None
+    if output == "json":
+        json_document({**msgspec.to_builtins(told), "empty": not left})
+
+
+def order(ops: str, path: str, key_env: str | None, *, force: bool = False) -> Told:
+    """Posts an order; what the port says will happen. Raises click's errors."""
+    return fetch(ops, f"/api/v1/{path}", Told, order={"force": force}, key=key_of(key_env))
+
+
+def place(ops: str, name: str, kind: str | None) -> str:
+    """`devices/NAME` or `nodes/NAME`. Raises click's errors for a name that nothing has, or two things have."""
+    devices = {row.device for row in fetch(ops, "/api/v1/devices", tuple[DeviceView, ...])}
+    nodes = {row.name for row in fetch(ops, "/api/v1/nodes", tuple[NodeView, ...])}
+    found = [one for one, names in (("device", devices), ("node", nodes)) if name in names and kind in {None, one}]
+    if len(found) > 1:
+        raise click.UsageError(f"{name} is a device and a node: say which with --kind")
+    if not found and kind is not None:
+        return f"{kind}s/{name}"  # the port knows the orders about what is gone, too
+    if not found:
+        known = f"devices {', '.join(sorted(devices)) or 'none'}; nodes {', '.join(sorted(nodes)) or 'none'}"
+        raise click.ClickException(f"there is no device or node {name}; there are: {known}")
+    return f"{found[0]}s/{name}"
+
+
+def there(ops: str, where: str) -> list[str]:
+    """The Replicas on a place, with their states."""
+    kind, _, name = where.partition("/")
+    rows = fetch(ops, "/api/v1/devices", tuple[DeviceView, ...])
+    on_it = [row for row in rows if (row.device if kind == "devices" else row.node) == name]
+    return sorted({f"{one.model} ({one.state})" for row in on_it for one in row.replicas})
+
+
+def wait(ops: str, where: str, *, quiet: bool) -> list[str]:
+    """Until nothing is there, which is what it gives: a live line on a terminal, elsewhere one line at each change."""
+    name, told = where.partition("/")[2], list[str]()
+    console = Console(quiet=quiet)
+    with console.status("") as shown:
+        while left := there(ops, where):
+            if left != told:
+                line = f"{counted(len(left), 'Replica')} on {name}: {', '.join(left)}"
+                shown.update(Text(line))
+                if not sys.stdout.isatty():
+                    console.print(line, soft_wrap=True)
+                told = left
+            time.sleep(LOOK_S)
+    console.print(f"{name} is empty")
+    return left
+
+
+def say(told: Told, output: str) -> None:
+    """What will happen, for people or programs."""
+    if output == "json":
+        json_document(told)
+    else:
+        click.echo(one_line(told.says))

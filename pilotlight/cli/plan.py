@@ -1,0 +1,147 @@
+"""`pilotlight plan`: what would be started where, if Models were called so. I/O: reads files, prints; touches nothing.
+
+Owns the file of the demand, and which devices are meant: those that the Settings declare (`devices`, `nodes`), else
+those of this machine; or, `--live`, all that the running system has, with what is on it now. The answer is
+`autoscaler.planner.what_if`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+
+import click
+import msgspec
+
+from autoscaler.contract import ModelName
+from autoscaler.drivers.kubernetes.inventory import declared
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.nvml import NvmlError
+from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, Asked, what_if
+from autoscaler.spec import yaml
+from autoscaler.spec.load import Documents
+from autoscaler.state.world import Slice
+from autoscaler.text import size
+from pilotlight.cli.terminal import json_document
+from pilotlight.models.documents import completed, load_files
+from pilotlight.net import files, ops_client
+from pilotlight.options import FILE, OPS, key_of, key_option, output_option
+
+LIVE_TIMEOUT_S = 60.0
+EXPECTED = "expected {waiting: NUMBER, running: NUMBER} or a number of Calls that wait"
+
+
+@click.command(
+    epilog="Of what runs: pilotlight plan --live --demand demand.yaml\n\n"
+    "Example: pilotlight plan -c pilotlight.yaml --demand demand.yaml"
+)
+@click.option("-c", "--config", multiple=True, type=FILE, help="Documents (YAML); may be repeated.")
+@click.option(
+    "--live", is_flag=True, help="Of the system that runs, instead of -c: as it is now, with these calls more."
+)
+@click.option("--ops", help=f"With --live: the operations port to ask.  [default: {OPS.url}]")
+@click.option(
+    "--demand",
+    required=True,
+    type=FILE,
+    help="YAML: for each model how many calls wait, such as `llama: 3` or `llama: {waiting: 3, running: 1}`.",
+)
+@key_option
+@output_option
+def plan(  # noqa: PLR0917  click passes by keyword
+    config: tuple[Path, ...], live: bool, ops: str | None, demand: Path, key_env: str | None, output: str
+) -> None:
+    """What would be started where, if models were called so; starts nothing."""
+    if live == bool(config) or ((ops or key_env) and not live):
+        raise click.UsageError(
+            "say which: -c FILE for documents, or --live (with --ops, --key-env) for the system that runs"
+        )
+    answer = of_running(ops or OPS.url, demand, key_of(key_env)) if live else of_files(config, demand)
+    if output == "json":
+        json_document(answer)
+    else:
+        tell(answer)
+
+
+def of_files(config: tuple[Path, ...], demand: Path) -> Answer:
+    """Where nothing runs; so nobody can be asked for more capacity, which is said. Raises click's errors."""
+    documents = load_files(config)
+    if rented := ", ".join(one.name for one in documents.settings.capacity):
+        click.echo(
+            f"pilotlight: `capacity` ({rented}) is not played here, and each entry of `nodes` counts as one node that"
+            " is there; --live asks the system that runs",
+            err=True,
+        )
+    models = tuple(completed(model) for model in documents.models)
+    documents = msgspec.structs.replace(documents, models=models)
+    return what_if(documents, devices(documents), read_demand(demand, {model.name for model in models}))
+
+
+def of_running(ops: str, demand: Path, key: str | None) -> Answer:
+    """Of the system behind the operations port, which knows its Models itself. Raises click's errors."""
+    asked = {name: one._asdict() for name, one in read_demand(demand, None).items()}
+    return ops_client.fetch(ops, PATH, Answer, order={"demand": asked}, key=key, timeout_s=LIVE_TIMEOUT_S)
+
+
+def devices(documents: Documents) -> tuple[Slice, ...]:
+    """Those that the Settings declare, else this machine's. Raises click.ClickException."""
+    settings = documents.settings
+    if settings.nodes:
+        return declared.slices(settings.nodes, (), {})
+    try:
+        return asyncio.run(Devices(settings.devices).open())
+    except NvmlError as error:
+        raise click.ClickException(f"NVML fails, so that this machine's GPUs are not known: {error}") from None
+
+
+def read_demand(path: Path, models: Collection[ModelName] | None) -> dict[ModelName, Asked]:
+    """The Calls of each Model; `models` are all that there are, where that is known here. Raises click.UsageError, one
+    line that names what is wrong.
+    """
+    try:
+        documents = yaml.read(files.read_text(path, yaml.TEXT_CHARS_MAX))
+    except yaml.YamlError as error:
+        raise click.UsageError(f"{path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{path}: {files.reason(error)}") from None
+    found = documents[0] if len(documents) == 1 else None
+    if not isinstance(found, dict) or not found:
+        raise click.UsageError(f"{path}: expected a line for each Model that is called, such as `llama: 3`")
+    asked: dict[ModelName, Asked] = {}
+    for name, said in found.items():
+        if models is not None and name not in models:
+            known = ", ".join(sorted(models)) or "none"
+            raise click.UsageError(f"{path}: {name}: no such Model in the documents; there are: {known}")
+        asked[ModelName(name)] = _asked(f"{path}: {name}", said)
+    return asked
+
+
+def _asked(at: str, said: object) -> Asked:
+    fields = said if isinstance(said, dict) else {"waiting": said}
+    wrong = next((key for key in fields if key not in Asked._fields), None)
+    if wrong is not None or not fields:
+        raise click.UsageError(f"{at}: {EXPECTED}")
+    for key, value in fields.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= CALLS_MAX:
+            raise click.UsageError(f"{at}.{key}: {EXPECTED}, from 0 to {CALLS_MAX}")
+    return Asked(**fields)
+
+
+def tell(answer: Answer) -> None:
+    """For people."""
+    for one in answer.starts:
+        where = ", ".join(one.slices) or "no device"
+        click.echo(f"start {one.model} on {where} ({size(one.memory_bytes)} of each): {one.reason}")
+    for stop in answer.stops:
+        click.echo(f"stop  {stop.model} ({stop.replica}): {stop.reason}")
+    for order in answer.orders:
+        click.echo(f"{order.kind:5} {order.what}: {order.reason}")
+    for unmet in answer.unmet:
+        click.echo(f"unmet {unmet.model}: {unmet.reason}")
+    if answer.more:
+        click.echo("and more: it was not followed to its end")
+    if not (answer.starts or answer.unmet or answer.stops or answer.orders):
+        click.echo("nothing would be started")
+    for left in answer.left:
+        click.echo(f"free  {left.slice}: {size(left.free_bytes)} of {size(left.memory_bytes)}")

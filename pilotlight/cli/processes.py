@@ -1,0 +1,183 @@
+"""`pilotlight gateway` and `pilotlight autoscaler`: one process each, as `serve` and the chart start them.
+
+Parses what stands in the command line, and calls the module that composes the process.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+from msgspec.structs import replace
+
+from autoscaler.weights.mounts import STORE
+from pilotlight.net.listen import Address, AddressType
+from pilotlight.options import (
+    DIRECTORY,
+    FILE,
+    access_options,
+    autoscalers_option,
+    grace_option,
+    health_option,
+    keep_engines_option,
+    listen_option,
+    operations_option,
+    parent_option,
+    state_option,
+    tls_options,
+)
+
+if TYPE_CHECKING:
+    from pilotlight.net.access import Access
+
+
+def _access(cert: Path | None, key: Path | None, ca: Path | None, token: Path | None) -> Access:
+    """What `access_options` say."""
+    from pilotlight.net.access import Access
+    from pilotlight.net.certificates import Identity
+
+    return Access(identity=Identity(cert=cert, key=key, ca=ca), token=token)
+
+
+@click.command(epilog="Example: pilotlight gateway --autoscaler unix:run/autoscaler.sock --listen 127.0.0.1:8080")
+@autoscalers_option
+@listen_option
+@operations_option
+@health_option
+@tls_options
+@access_options
+@click.option("--state", type=DIRECTORY, help="Keeps what it knows here.")
+@click.option("--id", "name", default="gateway-1", show_default=True, help="Its name among all gateways.")
+@grace_option
+@click.option("--limits", default="{}", help="Bounds of the inference port, as JSON.")
+@click.option("--events", type=FILE, help="Append one line per call to this file.")
+@click.option("--listen-fd", type=int, hidden=True)
+@click.option("--ops-socket", type=FILE, hidden=True)
+@parent_option
+def gateway(  # noqa: PLR0917  click passes by keyword
+    autoscalers: tuple[str, ...], listen: Address, ops: Address, health: Address | None, state: Path | None,
+    name: str, grace: float, limits: str, events: Path | None,
+    tls_cert_file: Path | None, tls_key_file: Path | None, tls_ca_file: Path | None, token_file: Path | None,
+    contract_cert_file: Path | None, contract_key_file: Path | None, contract_ca_file: Path | None,
+    listen_fd: int | None, ops_socket: Path | None, parent: int | None,
+) -> None:  # fmt: skip
+    """One gateway process."""
+    from pilotlight.net.certificates import Identity
+    from pilotlight.processes import gateway as gateway_process
+
+    gateway_process.run(
+        gateway_process.GatewayOptions(
+            id=name,
+            autoscalers=autoscalers,
+            listen=listen,
+            ops=ops,
+            health=health,
+            state=state,
+            grace_s=grace,
+            limits=gateway_process.limits_of(limits),
+            tls=Identity(cert=tls_cert_file, key=tls_key_file, ca=tls_ca_file),
+            access=_access(contract_cert_file, contract_key_file, contract_ca_file, token_file),
+            events=events,
+            listen_fd=listen_fd,
+            ops_socket=ops_socket,
+            parent=parent,
+        )
+    )
+
+
+@click.command(
+    epilog="Example: pilotlight autoscaler --driver local --documents docs.yaml --contract-socket run/autoscaler.sock"
+)
+@click.option("--driver", type=click.Choice(["local", "kubernetes"]), required=True, help="What runs Replicas.")
+@click.option("--namespace", default="default", show_default=True, help="Where pods are made (kubernetes).")
+@click.option(
+    "--scope", type=click.Choice(["cluster", "namespace"]), default="cluster", show_default=True,
+    help="How far its rights reach: with namespace it reads no nodes and no Tenants (kubernetes).",
+)  # fmt: skip
+@click.option("--home", default="", help="Where the lease and the gateways are (kubernetes); default: --namespace.")
+@click.option("--kubeconfig", type=FILE, help="The way to the API server; default: the pod's own, or kubectl's.")
+@click.option("--lease", default="pilotlight", show_default=True, help="By which one autoscaler leads (kubernetes).")
+@click.option("--identity", default="", help="Its name in the lease; default: $POD_NAME, or the host's.")
+@click.option(
+    "--gateway-pods", default="app.kubernetes.io/component=gateway", show_default=True, metavar="SELECTOR",
+    help="Which pods are gateways, each named (--id) as its pod (kubernetes).",
+)  # fmt: skip
+@click.option(
+    "--gateway-account", "gateway_accounts", multiple=True, metavar="[NAMESPACE:]NAME",
+    help="A service account of gateways: its tokens, for the audience pilotlight, are valid for the endpoints of "
+    "gateways (kubernetes); repeatable.",
+)  # fmt: skip
+@click.option(
+    "--agent-account", "agent_accounts", multiple=True, metavar="[NAMESPACE:]NAME",
+    help="The same for agents of nodes; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--account", "accounts", multiple=True, metavar="[NAMESPACE:]NAME",
+    help="Deprecated: a service account of gateways and agents alike; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--adoption/--no-adoption", default=True, show_default=True,
+    help="Serves annotated Deployments and StatefulSets, too (kubernetes; docs/adoption.md).",
+)  # fmt: skip
+@click.option("--adopt-in", multiple=True, metavar="NAMESPACE", help="Only those of this namespace; repeatable.")
+@click.option("--watch-kubeai", is_flag=True, help="Serves KubeAI's Models, too (kubernetes; docs/import.md).")
+@click.option("--weights-store", default=STORE, show_default=True, metavar="PATH",
+              help="Where agents keep weights on their nodes (kubernetes).")  # fmt: skip
+@click.option("--documents", type=FILE, required=True, help="Documents (YAML).")
+@click.option("--contract-socket", type=FILE, help="Where gateways of this machine report.")
+@click.option("--contract-listen", type=AddressType(), help="Where gateways of other machines report.")
+@access_options
+@click.option("--agent-token-file", type=FILE, help="The tokens of agents; --token-file is then for gateways only.")
+@click.option(
+    "--agent-certificate-name", "agent_name", default="", metavar="NAME",
+    help="The DNS name in agents' certificates; all other certificates are then gateways'.",
+)  # fmt: skip
+@operations_option
+@health_option
+@state_option
+@click.option("--gateway-socket", "gateway_sockets", multiple=True, type=FILE, hidden=True)
+@keep_engines_option
+@click.option("--ops-fd", type=int, hidden=True)
+@parent_option
+def autoscaler(  # noqa: PLR0917  click passes by keyword
+    driver: str, namespace: str, scope: Literal["cluster", "namespace"], home: str,
+    kubeconfig: Path | None, lease: str, identity: str, gateway_pods: str,
+    gateway_accounts: tuple[str, ...], agent_accounts: tuple[str, ...], accounts: tuple[str, ...],
+    agent_token_file: Path | None, agent_name: str, adoption: bool, adopt_in: tuple[str, ...],
+    watch_kubeai: bool, weights_store: str, documents: Path,
+    contract_socket: Path | None, contract_listen: Address | None,
+    contract_cert_file: Path | None, contract_key_file: Path | None, contract_ca_file: Path | None,
+    token_file: Path | None, ops: Address, health: Address | None, state: Path,
+    gateway_sockets: tuple[Path, ...], keep_engines: bool, ops_fd: int | None, parent: int | None,
+) -> None:  # fmt: skip
+    """One autoscaler process."""
+    from pilotlight.processes import autoscaler as autoscaler_process
+    from pilotlight.processes.cluster import ClusterOptions
+
+    cluster = ClusterOptions(
+        namespace=namespace, home=home, scope=scope, kubeconfig=kubeconfig, lease=lease, identity=identity,
+        gateway_pods=gateway_pods, accounts=accounts, gateway_accounts=gateway_accounts,
+        agent_accounts=agent_accounts, adopt_in=(adopt_in or None) if adoption else (),
+        watch_kubeai=watch_kubeai, weights_store=weights_store,
+    )  # fmt: skip
+    autoscaler_process.run(
+        autoscaler_process.AutoscalerOptions(
+            cluster=cluster if driver == "kubernetes" else None,
+            state=state,
+            documents=documents,
+            contract_socket=contract_socket,
+            contract_listen=contract_listen,
+            access=replace(
+                _access(contract_cert_file, contract_key_file, contract_ca_file, token_file),
+                agent_token=agent_token_file,
+                agent_name=agent_name,
+            ),
+            ops=ops,
+            health=health,
+            ops_fd=ops_fd,
+            gateway_sockets=gateway_sockets,
+            keep_engines=keep_engines,
+            parent=parent,
+        )
+    )

@@ -1,0 +1,30 @@
+"""`pilotlight weights`: weights as OCI artifacts. Owns the group; its commands are modules of their own."""
+
+from __future__ import annotations
+
+import click
+
+from pilotlight.agent.weights import peering
+from pilotlight.cli.weights import login, pack, pull, push, store
+
+
+@click.group(epilog="Example: pilotlight weights ls")
+def weights() -> None:
+    """Weights as OCI artifacts: made here, brought here, and kept on this node."""
+
+
+for command in (
+    pack.pack,
+    push.push,
+    push.inspect,
+    pull.pull,
+    pull.verify_,
+    store.list_,
+    store.pin,
+    store.unpin,
+    store.evict,
+    login.login,
+    login.logout,
+    peering.serve_,
+):
+    weights.add_command(command)

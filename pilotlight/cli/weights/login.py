@@ -1,0 +1,107 @@
+"""`pilotlight weights login` and `logout`: a registry's login, tried there and kept where Docker and Podman look.
+
+Owns how these commands are typed and what they print. No password is taken from the command line, where `ps` shows it.
+What is written where is `artifacts.credentials.login'`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import click
+
+from artifacts import reference
+from artifacts.credentials import login as logins
+from artifacts.credentials.docker_config import Login
+from artifacts.credentials.keychain import Known
+from artifacts.errors import RegistryError
+from artifacts.http.transport import Site
+from artifacts.reference import BadReferenceError
+from artifacts.registry import manifests
+from artifacts.registry.client import Client
+from pilotlight.cli.terminal import json_document
+from pilotlight.cli.weights.pull import registry_options
+from pilotlight.models.credentials import files
+from pilotlight.options import output_option
+
+PASSWORD_CHARS_MAX = 64 << 10
+registry_argument = click.argument("name", metavar="REGISTRY")
+
+
+@click.command(epilog="Example: pilotlight weights login ghcr.io -u robot --password-stdin")
+@registry_argument
+@click.option("-u", "--username", help="Asked for where it is missing.")
+@click.option("--password-stdin", is_flag=True, help="The password, or a token, is what comes on standard input.")
+@registry_options
+@output_option
+def login(  # noqa: PLR0917  click passes by keyword
+    name: str, username: str | None, password_stdin: bool, ca_file: Path | None, plain_http: bool, output: str
+) -> None:
+    """Keep a login for a registry, after the registry has taken it: for `pull`, `push`, `serve`, Docker and Podman."""
+    host = _host(name)
+    given = _given(host, username, password_stdin=password_stdin)
+    site = Site(host, plain_http=True if plain_http else None, ca=ca_file)
+    try:
+        checked, place = asyncio.run(_login(site, given))
+    except RegistryError as error:
+        raise click.ClickException(str(error)) from None
+    if output == "json":
+        told = {"registry": name, "username": given.user, "checked": checked, "file": str(place.file)}
+        json_document(told | {"program": place.program})
+        return
+    click.echo(f"{name}: logged in as {given.user}; kept in {place}")
+    if not checked:
+        click.echo(f"pilotlight: {name} asks nobody for a login, so that this one is not tried", err=True)
+
+
+@click.command(epilog="Example: pilotlight weights logout ghcr.io")
+@registry_argument
+@output_option
+def logout(name: str, output: str) -> None:
+    """Forget the login for a registry, wherever Docker, Podman and Pilotlight look."""
+    host = _host(name)
+    try:
+        gone = asyncio.run(logins.forget(files(), host))
+    except RegistryError as error:
+        raise click.ClickException(str(error)) from None
+    if output == "json":
+        places = [{"file": str(place.file), "program": place.program} for place in gone]
+        json_document({"registry": name, "forgotten": places})
+        return
+    for place in gone:
+        click.echo(f"{name}: logged out; gone from {place}")
+    if not gone:
+        click.echo(f"{name}: there was no login")
+
+
+async def _login(site: Site, given: Login) -> tuple[bool, logins.Place]:
+    async with Client(site, Known(site.host, given)) as client:
+        checked = await manifests.greeted(client)
+    return checked, await logins.keep(files(), site.host, given)
+
+
+def _host(name: str) -> str:
+    try:
+        return reference.host(name)
+    except BadReferenceError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _given(host: str, user: str | None, *, password_stdin: bool) -> Login:
+    """What was typed."""
+    if password_stdin:
+        if user is None:
+            raise click.UsageError("--password-stdin needs --username: standard input has the password alone")
+        password = sys.stdin.read(PASSWORD_CHARS_MAX + 1).removesuffix("\n").removesuffix("\r")
+    elif not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask for the password: give it with --password-stdin")
+    else:
+        user = user or click.prompt("Username", type=str)
+        password = click.prompt(f"Password for {host}", type=str, hide_input=True)
+    if not password or len(password) > PASSWORD_CHARS_MAX or not password.isprintable():
+        raise click.UsageError("the password is empty, far too long, or has more than one line")
+    if not user or ":" in user or not user.isprintable():
+        raise click.UsageError("a user name has no : and no control characters")
+    return Login(user, password)

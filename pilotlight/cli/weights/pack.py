@@ -1,0 +1,168 @@
+"""`pilotlight weights pack`: finds the files of a model, and has them written as an artifact in a folder.
+
+Owns the looking for files: what FROM, ADAPTER and patterns mean on this disk, and that a file of a folder may be a link
+(Hugging Face's cache is made of them) while a folder may not. What is packed, and as what, is `artifacts.pack.pack`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import click
+
+from artifacts import files
+from artifacts.pack import modelfile as packfile
+from artifacts.pack import oci_layout
+from artifacts.pack import pack as packing
+from artifacts.pack.pack import About, Form, Offered, PackError, Plan
+from autoscaler.importers import modelfile
+from autoscaler.importers.decode import Labelled
+from autoscaler.spec.load import DocumentError
+from pilotlight.cli.import_ import FILE_BYTES_MAX, MODELFILE
+from pilotlight.cli.tables import bar
+from pilotlight.cli.terminal import json_document
+from pilotlight.options import FILE, output_option
+
+FILES_MAX = 100_000
+"""Below one folder: more than any model has, so that a mistaken / is told soon."""
+EXAMPLE = "pilotlight weights pack ./llama --to ./llama-oci --tag v1"
+KNOWN = (*modelfile.KNOWN, *packfile.MODCTL)
+
+
+@click.command("pack", epilog=f"Example: {EXAMPLE}")
+@click.argument("source", type=FILE, metavar="MODELFILE|FOLDER|FILE")
+@click.option("--to", type=FILE, required=True, help="The folder to make: an OCI image layout.")
+@click.option("--tag", default="latest", show_default=True, help="What the artifact is called in the layout.")
+@click.option(
+    "--format", "form", type=click.Choice(["modelpack", "modelpack-raw"]), default="modelpack", show_default=True,
+    help="modelpack: also an image, which mounts as an image volume; modelpack-raw: the files as they are.",
+)  # fmt: skip
+@click.option("--allow-unsafe", is_flag=True, help="Pack code and pickled weights too.")
+@output_option
+def pack(source: Path, to: Path, tag: str, form: Form, allow_unsafe: bool, output: str) -> None:  # noqa: PLR0917  click passes by keyword
+    """Pack a model as an OCI artifact, into a folder.
+
+    Of a Modelfile (Ollama's or modctl's), a folder with safetensors or GGUF files (with a Modelfile in it, that one
+    counts), or one such file. The same files always make the same digest.
+    """
+    try:
+        plan = planned(source, allow_unsafe=allow_unsafe)
+        written = _written(to, plan, form, tag, quiet=output == "json")
+    except (PackError, DocumentError) as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or to}: {error.strerror}") from None
+    _say(to, plan, written, output)
+
+
+def planned(source: Path, *, allow_unsafe: bool = False) -> Plan:
+    """What is packed of it. Raises PackError, DocumentError, OSError."""
+    inner = source / MODELFILE
+    if source.is_dir():
+        if not inner.is_file():
+            return packing.plan(_below(source), About(), allow_unsafe=allow_unsafe)
+        source = inner
+    if not source.is_file():
+        raise PackError(f"{source}: there is no such file or folder")
+    if files.of(source.name) not in {None, files.Kind("config")}:
+        return packing.plan([_file(source, source.name)], About(), allow_unsafe=allow_unsafe)
+    with Labelled(str(source) if source.name == MODELFILE else f"{source}, read as a Modelfile"):
+        wishes = packfile.wishes(modelfile.parse(_text(source), KNOWN))
+    folder = source.absolute().parent
+    offered = list(wishes.texts)
+    for one in wishes.models:
+        offered += _named(folder, one, "FROM")
+    for one in wishes.adapters:
+        offered += [_as_adapter(each) for each in _named(folder, one, "ADAPTER")]
+    beside = list(_below(folder)) if wishes.patterns else []
+    for kind, pattern in wishes.patterns:
+        found = [one._replace(kind=kind) for one in beside if _fits(one.path, pattern)]
+        if not found:
+            raise PackError(f"{source}: {pattern!r} names no file below {folder}")
+        offered += found
+    plan = packing.plan(offered, wishes.about, allow_unsafe=allow_unsafe)
+    return plan._replace(left=(*plan.left, *wishes.left))
+
+
+def _named(folder: Path, value: str, instruction: str) -> list[Offered]:
+    """The file or the folder that FROM or ADAPTER names."""
+    path = folder / value
+    if path.is_dir():
+        return [one for one in _below(path) if one.path != MODELFILE]
+    if not path.is_file():
+        raise PackError(f"{instruction} {value}: there is no such file or folder; name the weights themselves")
+    return [_file(path, path.name)._replace(kind="weight")]
+
+
+def _as_adapter(one: Offered) -> Offered:
+    """Under a name that says what it is."""
+    kind = files.of(one.path)
+    if one.kind is None or kind is None or kind.role == "adapter":
+        return one
+    return one._replace(path=f"adapter-{one.path}")
+
+
+def _below(folder: Path) -> Iterator[Offered]:
+    """The files of a folder; what is hidden is not looked at. Raises PackError, OSError."""
+    found, count = [folder], 0
+    while found:
+        at = found.pop()
+        for entry in sorted(os.scandir(at), key=lambda one: one.name):
+            if entry.name.startswith("."):
+                continue
+            count += 1
+            if count > FILES_MAX:
+                raise PackError(f"{folder}: more than {FILES_MAX} files; name the folder of one model")
+            if entry.is_dir(follow_symlinks=False):
+                found.append(Path(entry.path))
+            elif entry.is_file():
+                path = Path(entry.path)
+                yield _file(path, path.relative_to(folder).as_posix())
+
+
+def _file(path: Path, name: str) -> Offered:
+    return Offered(name, path.stat().st_size, str(path.absolute()))
+
+
+def _fits(path: str, pattern: str) -> bool:
+    plain = pattern.removeprefix("./").rstrip("/")
+    return plain in {"", "."} or fnmatchcase(path, plain) or path.startswith(f"{plain}/")
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(FILE_BYTES_MAX + 1)
+    try:
+        if len(content) <= FILE_BYTES_MAX:
+            return content.decode()
+    except UnicodeDecodeError:
+        pass
+    raise PackError(f"{path} is no Modelfile, and no weights by its name (.safetensors, .gguf)")
+
+
+def _written(to: Path, plan: Plan, form: Form, tag: str, *, quiet: bool) -> oci_layout.Written:
+    """With a bar on a terminal."""
+    with bar("packing", quiet=quiet) as progress:
+        task = progress.add_task("packing", total=sum(piece.size for piece in plan.pieces))
+        return oci_layout.write(to, plan, form, tag, lambda count: progress.advance(task, count))
+
+
+def _say(to: Path, plan: Plan, written: oci_layout.Written, output: str) -> None:
+    digest = written.top.blob.digest
+    rows = [
+        {"path": piece.path, "kind": piece.kind, "bytes": piece.size, "digest": blob.digest}
+        for piece, blob in zip(plan.pieces, written.blobs, strict=True)
+    ]
+    left = [{"path": path, "reason": why} for path, why in plan.left]
+    if output == "json":
+        told = {"layout": str(to), "digest": digest, "mediaType": written.top.media_type, "files": rows, "left": left}
+        json_document(told)
+        return
+    for path, why in plan.left:
+        click.echo(f"pilotlight: left out: {path}: {why}", err=True)
+    for row in rows:
+        click.echo(f"{row['digest']}  {row['kind']:<13}  {row['bytes']:>14}  {row['path']}")
+    click.echo(f"packed {to}: {digest}")

@@ -1,0 +1,224 @@
+"""`pilotlight weights pull` and `verify`: from where they lie into the node's store, and looked at there.
+
+Owns how these commands are typed, where logins are looked for, and the bars. What is fetched, and how it is checked, is
+`artifacts.fetch.fetch`'s and `artifacts.store.verify`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from artifacts import file_policy
+from artifacts.disk.disk import DiskError
+from artifacts.errors import RegistryError
+from artifacts.fetch import fetch
+from artifacts.fetch.fetch import Lies, Ways
+from artifacts.fetch.registry import Came, Registries
+from artifacts.oci.descriptor import BadManifestError
+from artifacts.peers.client import Peering
+from artifacts.reference import BadReferenceError, Reference
+from artifacts.store.layout import StoreError
+from artifacts.store.publish import Copy
+from artifacts.store.store import Row, Store
+from artifacts.store.verify import Bad, verify
+from autoscaler.text import size
+from pilotlight.agent.weights import peering
+from pilotlight.cli.tables import bar
+from pilotlight.cli.terminal import json_document
+from pilotlight.cli.weights.store import COPIES, in_store, meant, short, store_option
+from pilotlight.models.credentials import keychain
+from pilotlight.options import FILE, Command, output_option
+
+FAILURES = (RegistryError, BadManifestError, StoreError, DiskError)
+"""What ends a pull in one line."""
+
+
+def registry_options(command: Command) -> Command:
+    """How a registry is reached."""
+    command = click.option("--ca-file", type=FILE, help="Authorities beside the system's (PEM).")(command)
+    return click.option(
+        "--plain-http", is_flag=True, help="Speak HTTP, not HTTPS, with a registry that is not this machine."
+    )(command)
+
+
+def ways(plain_http: bool, ca_file: Path | None, among: Peering | None = None) -> Ways:
+    """With this machine's logins, the environment's for the Hub and buckets, and other nodes."""
+    http = True if plain_http else None
+    registries = Registries(keychain(plain_http=plain_http), plain_http=http, ca=ca_file, peering=among)
+    return Ways(registries, os.environ, Path.home())
+
+
+@click.command("pull", epilog="Example: pilotlight weights pull oci://ghcr.io/acme/llama:8b")
+@click.argument("artifact", metavar="REFERENCE")
+@click.option(
+    "--allow-unsafe", is_flag=True, help="Take code and pickled weights, too. Only who allows them gets them from here."
+)
+@store_option
+@registry_options
+@peering.peer_option
+@peering.peer_options
+@output_option
+def pull(  # noqa: PLR0917  click passes by keyword
+    artifact: str, allow_unsafe: bool, store: Path, plain_http: bool, ca_file: Path | None, peers: tuple[str, ...],
+    peer_token_file: Path | None, peer_cert_file: Path | None, peer_key_file: Path | None, peer_ca_file: Path | None,
+    output: str,
+) -> None:  # fmt: skip
+    """Bring weights into this node's store, verified. What is there already is not fetched again.
+
+    REFERENCE: oci://..., hf://owner/name@revision?include=PATTERN, or s3://bucket/key. Logins are those of `weights
+    login`, Docker, Podman and this machine's cloud, HF_TOKEN, and AWS's keys. A tag or a revision is asked for anew.
+    """
+    access = peering.access_of(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
+    among = peering.among(peers, access) if peers else None
+    of, began_s = _parsed(artifact), time.monotonic()
+    with one_line(), bar("pulling", quiet=output == "json") as progress:
+        task, came = progress.add_task("pulling", total=None), Came(0, 0, 0.0)
+
+        def told(now: Came) -> None:
+            nonlocal came
+            came = now
+            progress.update(task, total=now.total_bytes, completed=now.bytes)
+
+        by = ways(plain_http, ca_file, among)
+        copy = asyncio.run(pulled(of, Store(store), by, told, allow_unsafe=allow_unsafe))
+    with copy:
+        given = {} if among is None else {name: count for name, count in sorted(among.given.items()) if count}
+        asked = f"oci://{of}" if isinstance(of, Reference) else str(of)  # the Copy may have come under another name
+        _say_pulled(_Done(asked, copy, came, time.monotonic() - began_s, given), output)
+
+
+async def pulled(of: Lies, store: Store, by: Ways, told: Callable[[Came], None], *, allow_unsafe: bool = False) -> Copy:
+    """Its Copy; what is left out of it is said."""
+
+    def left(path: str, why: str) -> None:
+        click.echo(f"pilotlight: left out: {path}: {why}", err=True)
+
+    opened = await asyncio.to_thread(store.open)
+    return await fetch.bring(of, opened, by, told, left, allow_unsafe=allow_unsafe)
+
+
+class _Done(NamedTuple):
+    """What came of a pull."""
+
+    asked: str
+    copy: Copy
+    came: Came
+    took_s: float
+    given: Mapping[str, int]
+    """Bytes of each peer."""
+
+
+def _say_pulled(done: _Done, output: str) -> None:
+    asked, copy, came, took_s, given = done
+    record = copy.record
+    if output == "json":
+        told = {
+            "artifact": asked,
+            "digest": record.digest,
+            "folder": str(copy.folder),
+            "bytes": record.bytes,
+            "files": [one.path for one in record.laid],
+            "fetched_bytes": came.bytes,
+            "peer_bytes": given,
+            "bytes_per_s": round(came.bytes_per_s),
+            "took_s": took_s,
+        }
+        json_document(told)
+        return
+    how = f"{size(came.bytes)} in {took_s:.1f} s" if came.bytes else "was here already"
+    if given:
+        how += f", from {', '.join(f'{name} {size(count)}' for name, count in given.items())}"
+    files = "1 file" if len(record.laid) == 1 else f"{len(record.laid)} files"
+    click.echo(f"{asked}: {short(record.digest)}, {files}, {size(record.bytes)}; {how}")
+    click.echo(str(copy.folder))
+
+
+@click.command("verify", epilog="Example: pilotlight weights verify --drop")
+@click.argument("names", metavar="[DIGEST|ARTIFACT]...", nargs=-1)
+@click.option("--drop", is_flag=True, help="Remove Copies that are not as they came; the next pull fetches them.")
+@store_option
+@output_option
+def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> None:
+    """Read Copies again, all or those named, and hold them against their manifest. Exit 1 where one is bad."""
+    rows, told, kept = list[Row](), list[dict[str, object]](), 0
+    with in_store(store) as there:
+        rows, rest = meant(there, names) if names else (there.rows(), False)
+        if rest:
+            raise click.ClickException(f"there is no Copy of the rest; {COPIES}")
+        with bar("reading", quiet=output == "json") as progress:
+            task = progress.add_task("reading", total=sum(row.record.bytes for row in rows))
+            for row in rows:
+                bad = _read_again(there, row, lambda count: progress.advance(task, count))
+                dropped = bool(bad) and drop and _dropped(there, row, bad)
+                kept += bool(bad) and not dropped
+                told.append(_verdict(row, bad, dropped=dropped))
+    if output == "json":
+        json_document(told)
+    elif not rows:
+        click.echo("there is no Copy here")
+    for row, verdict in zip(rows, told, strict=True) if output != "json" else ():
+        _say_verdict(row, verdict)
+    if any(one["bad"] for one in told):
+        hint = "; --drop removes them" if kept and not drop else ""
+        raise click.ClickException(f"{sum(bool(one['bad']) for one in told)} of {len(told)} are not as they came{hint}")
+
+
+def _read_again(store: Store, row: Row, moved: Callable[[int], None]) -> list[Bad]:
+    copy = store.find(row.record.key)
+    if copy is None:
+        return []  # it went meanwhile
+    with copy:
+        return list(verify(copy.record, copy.folder, moved))
+
+
+def _dropped(store: Store, row: Row, bad: Sequence[Bad]) -> bool:
+    try:
+        store.evict(row.record.key, [one.digest for one in bad if one.digest is not None])
+    except StoreError as error:
+        click.echo(f"pilotlight: {error}", err=True)
+        return False
+    return True
+
+
+def _verdict(row: Row, bad: Sequence[Bad], *, dropped: bool) -> dict[str, object]:
+    wrong = [{"path": one.path, "reason": one.why} for one in bad]
+    return {"artifact": row.record.reference, "digest": row.record.digest, "bad": wrong, "dropped": dropped}
+
+
+def _say_verdict(row: Row, verdict: dict[str, object]) -> None:
+    found = verdict["bad"]
+    if not isinstance(found, list) or not found:
+        click.echo(f"{row.record.reference}: {short(row.record.digest)}, {size(row.record.bytes)}: as it came")
+        return
+    for one in found:
+        click.echo(f"{row.record.reference}: {one['path'] or short(row.record.digest)}: {one['reason']}")
+    if verdict["dropped"]:
+        click.echo(f"{row.record.reference}: {short(row.record.digest)} is gone")
+
+
+def _parsed(text: str) -> Lies:
+    try:
+        return fetch.lies(text)
+    except BadReferenceError as error:
+        raise click.UsageError(str(error)) from None
+
+
+@contextlib.contextmanager
+def one_line() -> Iterator[None]:
+    """What ends a pull, as click's."""
+    try:
+        yield
+    except FAILURES as error:
+        raise click.ClickException(
+            str(error).replace(file_policy.ALLOW, "--allow-unsafe takes it all the same")
+        ) from None
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or 'the store'}: {error.strerror}") from None

@@ -1,0 +1,265 @@
+"""`pilotlight weights inspect` and `push`: artifacts wherever they lie, looked at, and pushed to registries.
+
+Owns how these commands are typed, and what they print. What an artifact consists of, and what of it is taken, is
+`artifacts.dialects.contents`'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from rich.progress import Progress, TaskID
+
+from artifacts import reference
+from artifacts.dialects import contents
+from artifacts.dialects.contents import Contents
+from artifacts.errors import RegistryError
+from artifacts.fetch import fetch
+from artifacts.fetch.fetch import Found, Ways
+from artifacts.fetch.registry import Came
+from artifacts.http.transport import Site
+from artifacts.oci.descriptor import BadManifestError
+from artifacts.pack import oci_layout, push_artifact
+from artifacts.pack.oci_layout import Entry, Layout
+from artifacts.pack.pack import PackError
+from artifacts.reference import BadReferenceError, Reference
+from artifacts.registry import push as pushing
+from artifacts.registry import resolve
+from artifacts.registry.client import Client
+from artifacts.registry.mirrors import Mirrored
+from artifacts.source_uri import Bucket, Hub
+from artifacts.store.store import Store
+from autoscaler.spec.quantity import parse_bytes
+from pilotlight.cli.tables import bar
+from pilotlight.cli.terminal import json_document
+from pilotlight.cli.weights.pack import planned
+from pilotlight.cli.weights.pull import one_line, pulled, registry_options, ways
+from pilotlight.cli.weights.store import store_option
+from pilotlight.models.credentials import keychain
+from pilotlight.options import output_option, too_long
+
+CHUNK_BYTES_MIN = 1 << 20
+"""Smaller ones cost more requests than they save."""
+
+
+class How(NamedTuple):
+    """How blobs are sent."""
+
+    mount: str
+    """A repository that may have them already; empty: none."""
+    chunk_bytes: int
+    """0: each in one request."""
+
+
+@click.command("inspect", epilog="Example: pilotlight weights inspect oci://registry.example/models/llama:v1 --explain")
+@click.argument("what", metavar="REFERENCE|FOLDER")
+@click.option("--explain", is_flag=True, help="Each layer: what it is taken for, and why it is refused.")
+@click.option("--allow-unsafe", is_flag=True, help="As a Model with allowUnsafe: true would take it.")
+@registry_options
+@output_option
+def inspect(  # noqa: PLR0917  click passes by keyword
+    what: str, explain: bool, allow_unsafe: bool, ca_file: Path | None, plain_http: bool, output: str
+) -> None:
+    """What an artifact consists of, and whether it would be taken. No weights are fetched."""
+    try:
+        if too_long(Path(what)):
+            raise click.UsageError(f"{what}: File name too long")
+        if Path(what).is_file():
+            raise click.UsageError(
+                f"{what} is a file: `pilotlight weights pack {what} --to FOLDER` makes an artifact of it"
+            )
+        lies = None if Path(what).is_dir() else fetch.lies(what)
+        if isinstance(lies, Hub | Bucket):
+            shown = asyncio.run(_seen(lies, ways(plain_http, ca_file), allow_unsafe=allow_unsafe))
+            _say_seen(shown, output)
+            return
+        found = _entry(what, ca_file, plain_http=plain_http)
+        read = contents.read(found.manifest, found.config, allow_unsafe=allow_unsafe)
+    except (BadManifestError, BadReferenceError, RegistryError) as error:
+        raise click.ClickException(str(error)) from None
+    if output == "json":
+        json_document(_told(found, read))
+        return
+    click.echo(f"digest: {found.top}")
+    if found.digest != found.top:
+        click.echo(f"manifest: {found.digest} of this index")
+    if explain:
+        click.echo("\n".join(contents.explain(read)))
+    else:
+        click.echo(f"dialect: {read.dialect}")
+        for layer in read.layers:
+            path = layer.file.path or "(names are in the archive)"
+            click.echo(f"{layer.file.size:>14}  {layer.file.role:<9}  {path}")
+    refusal = _refusal(read)
+    click.echo(f"refused: {refusal}" if refusal else "would be taken")
+
+
+@click.command("push", epilog="Example: pilotlight weights push ./llama-oci oci://registry.example/models/llama:v1")
+@click.argument("what", metavar="FOLDER|hf://...|s3://...")
+@click.argument("ref", metavar="REFERENCE")
+@click.option(
+    "--mount-from", metavar="REPOSITORY", default="", help="Have the registry take what this repository of it has."
+)
+@click.option(
+    "--chunk-bytes", metavar="SIZE", help="Send blobs in chunks of this size, such as 64Mi; without it each in one go."
+)
+@store_option
+@registry_options
+@output_option
+def push(  # noqa: PLR0917  click passes by keyword
+    what: str, ref: str, mount_from: str, chunk_bytes: str | None, store: Path, ca_file: Path | None, plain_http: bool,
+    output: str,
+) -> None:  # fmt: skip
+    """Push a model to a registry: what `weights pack` has made, or what lies at hf:// or s3://.
+
+    The latter is brought into this node's store and packed, for which it takes its room twice until it is pushed. What
+    the registry has already is not sent.
+    """
+    how = How(mount_from, _chunk_bytes(chunk_bytes))
+    try:
+        to = _reference(ref)
+        if to.digest is not None:
+            raise click.UsageError("REFERENCE is pushed under a tag: leave out what follows @")
+        with _layout(what, store, ways(False, ca_file)) as layout:
+            _send(layout, to, _site(to, ca_file, plain_http=plain_http), output, how)
+    except (BadManifestError, BadReferenceError, PackError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@contextlib.contextmanager
+def _layout(what: str, store: Path, by: Ways) -> Iterator[Layout]:
+    """The folder, or one that is made of what lies elsewhere and goes again."""
+    if "://" not in what:
+        if too_long(Path(what)):
+            raise click.UsageError(f"{what}: File name too long")
+        yield Layout(Path(what))
+        return
+    of = fetch.lies(what)
+    if isinstance(of, Reference):
+        raise click.UsageError(f"{what}: it lies in a registry already; `oras copy` and others bring it to another")
+    with one_line(), contextlib.ExitStack() as stack:
+        with bar("pulling", quiet=False) as progress:
+            task = progress.add_task("pulling", total=None)
+            told = partial(_moved, progress, task)
+            copy = stack.enter_context(asyncio.run(pulled(of, Store(store), by, told)))
+        folder = stack.enter_context(Store(store).aside())
+        oci_layout.write(folder / "layout", planned(copy.folder), "modelpack")
+        yield Layout(folder / "layout")
+
+
+def _moved(progress: Progress, task: TaskID, now: Came) -> None:
+    progress.update(task, total=now.total_bytes, completed=now.bytes)
+
+
+def _send(layout: Layout, to: Reference, site: Site, output: str, how: How) -> None:
+    try:
+        whole = layout.whole()
+        with bar("pushing", quiet=output == "json") as progress:
+            task = progress.add_task("pushing", total=sum(one.size for one in whole.blobs))
+            digest = asyncio.run(_push(site, to, layout, lambda count: progress.advance(task, count), how))
+    except (BadManifestError, BadReferenceError, RegistryError) as error:
+        raise click.ClickException(str(error)) from None
+    told = {"reference": str(to._replace(tag=to.asked)), "digest": digest}
+    if output == "json":
+        json_document(told)
+    else:
+        click.echo(f"pushed oci://{told['reference']}@{digest}")
+
+
+async def _seen(of: Hub | Bucket, by: Ways, *, allow_unsafe: bool) -> Found:
+    async with fetch.opened(of, by) as there:
+        return await there.look(allow_unsafe=allow_unsafe)
+
+
+def _say_seen(found: Found, output: str) -> None:
+    """What would be taken; each file has the sum that is said of it there."""
+    listing = found.listing
+    rows = [
+        {"path": one.entry.path, "role": one.role, "bytes": one.entry.size, "said": one.entry.claim}
+        for one in listing.taken
+    ]
+    left = [{"path": path, "reason": why} for path, why in listing.left]
+    if output == "json":
+        told = {"digest": listing.digest, "revision": found.revision, "files": rows, "left": left}
+        json_document(told)
+        return
+    click.echo(f"digest: {listing.digest}")
+    click.echo(f"revision: {found.revision or 'none: a bucket has no history'}")
+    for one in listing.taken:
+        click.echo(f"{one.entry.size:>14}  {one.role:<9}  {one.entry.path}")
+    for path, why in listing.left:
+        click.echo(f"left out: {path}: {why}")
+    click.echo("would be taken")
+
+
+def _entry(what: str, ca_file: Path | None, *, plain_http: bool) -> Entry:
+    """The model in a folder, or behind a reference."""
+    if Path(what).is_dir():
+        return Layout(Path(what)).entry(resolve.here())
+    ref = _reference(what)
+    return asyncio.run(_look(_site(ref, ca_file, plain_http=plain_http), ref))
+
+
+def _reference(text: str) -> Reference:
+    return reference.parse(text)
+
+
+def _site(ref: Reference, ca_file: Path | None, *, plain_http: bool) -> Site:
+    return Site(ref.host, plain_http=True if plain_http else None, ca=ca_file)
+
+
+async def _look(site: Site, ref: Reference) -> Entry:
+    async with Client(site, keychain(plain_http=site.plain_http is True)) as client:
+        found = await resolve.resolve(Mirrored(client), ref, resolve.here())
+    return Entry(found.chosen, found.manifest, found.documents[-1], found.digest)
+
+
+async def _push(site: Site, ref: Reference, layout: Layout, moved: Callable[[int], None], how: How) -> str:
+    async with Client(site, keychain(plain_http=site.plain_http is True)) as client:
+        return await push_artifact.send(
+            client, ref.repository, ref.asked, layout, moved, mount=how.mount, chunk_bytes=how.chunk_bytes
+        )
+
+
+def _chunk_bytes(text: str | None) -> int:
+    """0: one request for each blob."""
+    if text is None:
+        return 0
+    try:
+        found = parse_bytes(text)
+    except ValueError as error:
+        raise click.UsageError(f"--chunk-bytes {text}: {error}") from None
+    if not CHUNK_BYTES_MIN <= found <= pushing.CHUNK_BYTES_MAX:
+        raise click.UsageError(f"--chunk-bytes {text}: expected a size from 1Mi to 1Gi")
+    return found
+
+
+def _refusal(read: Contents) -> str:
+    try:
+        read.files()
+    except contents.RefusedError as error:
+        return str(error)
+    return ""
+
+
+def _told(found: Entry, read: Contents) -> dict[str, object]:
+    rows = [
+        {
+            "path": layer.file.path, "role": layer.file.role, "encoding": layer.file.encoding,
+            "bytes": layer.file.size, "digest": layer.file.digest, "note": layer.note, "refusal": layer.refusal,
+        }
+        for layer in read.layers
+    ]  # fmt: skip
+    return {
+        "digest": found.top,
+        "manifest": found.digest,
+        "dialect": read.dialect,
+        "refusal": _refusal(read),
+        "layers": rows,
+    }

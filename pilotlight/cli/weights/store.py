@@ -1,0 +1,208 @@
+"""`pilotlight weights ls`, `pin`, `unpin` and `evict`: the Copies of a node's store, looked at and let go.
+
+Owns how these commands are typed, which Copy a name means, and the table. What may go is the store's to decide; all of
+it works on the folder itself, also while an agent uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from rich.console import JustifyMethod
+from rich.table import Table
+
+from artifacts import digest as digests
+from artifacts import reference
+from artifacts.digest import Digest
+from artifacts.reference import BadReferenceError
+from artifacts.store.layout import Key, StoreError
+from artifacts.store.store import Row, Store
+from artifacts.store.tag_cache import Meanings
+from autoscaler.spec.quantity import parse_bytes
+from autoscaler.text import size
+from pilotlight.cli import status
+from pilotlight.cli.tables import plain
+from pilotlight.cli.terminal import json_document
+from pilotlight.options import DIRECTORY, default_state, output_option
+
+COLUMNS = ("artifact", "digest", "size", "age", "last used", "held")
+SHORT_DIGITS = 12
+COPIES = "`pilotlight weights ls` lists them"
+_BEGIN = re.compile(r"(?:sha(?:256|512):)?[0-9a-f]{6,}")
+store_option = click.option(
+    "--store", type=DIRECTORY, default=lambda: default_state() / "weights",
+    show_default="~/.local/state/pilotlight/weights", help="The folder of the store.",
+)  # fmt: skip
+names_argument = click.argument("names", metavar="DIGEST|ARTIFACT...", nargs=-1, required=True)
+
+
+@click.command("ls", epilog="Example: pilotlight weights ls --output json")
+@store_option
+@output_option
+def list_(store: Path, output: str) -> None:
+    """All Copies with their size and age, whether they are pinned or in use; the latest used first."""
+    with in_store(store) as opened:
+        rows, stored_bytes = opened.rows(), opened.stored_bytes()
+    if output == "json":
+        json_document([_said(row) for row in rows])
+        return
+    plain().print(_table(rows, time.time()))
+    count = "1 Copy" if len(rows) == 1 else f"{len(rows)} Copies"
+    click.echo(f"{count}, {size(stored_bytes)} with shared files counted once")
+
+
+@click.command(epilog="Example: pilotlight weights pin oci://ghcr.io/acme/llama:8b")
+@names_argument
+@store_option
+def pin(names: tuple[str, ...], store: Path) -> None:
+    """Keep weights on this node, whatever else needs room. A whole DIGEST may be pinned before it is here."""
+    with in_store(store) as opened:
+        for digest in named(opened, names):
+            opened.pin(digest)
+            click.echo(f"{short(digest)} is pinned")
+
+
+@click.command(epilog="Example: pilotlight weights unpin oci://ghcr.io/acme/llama:8b")
+@names_argument
+@store_option
+def unpin(names: tuple[str, ...], store: Path) -> None:
+    """Let weights go again when room is needed."""
+    with in_store(store) as opened:
+        for digest in named(opened, names):
+            opened.unpin(digest)
+            click.echo(f"{short(digest)} may go when room is needed")
+
+
+@click.command(epilog="Example: pilotlight weights evict --free 40Gi")
+@click.argument("names", metavar="[DIGEST|ARTIFACT]...", nargs=-1)
+@click.option("--free", metavar="SIZE", help="Instead of names: those that are missed least, until so much has gone.")
+@store_option
+def evict(names: tuple[str, ...], free: str | None, store: Path) -> None:
+    """Remove Copies now. None goes that is pinned or in use."""
+    if bool(names) == (free is not None):
+        raise click.UsageError("say which Copies go, or how much is to go with --free SIZE")
+    with in_store(store) as opened:
+        if free is not None:
+            _free(opened, free)
+            return
+        rows, rest = meant(opened, names)
+        for row in rows:
+            opened.evict(row.record.key)
+            click.echo(f"{row.record.reference}: {short(row.record.digest)} is gone")
+        if rest:
+            raise click.ClickException(f"there is no Copy of the rest; {COPIES}")
+
+
+def _free(store: Store, text: str) -> None:
+    try:
+        needed_bytes = parse_bytes(text)
+    except ValueError as error:
+        raise click.UsageError(f"--free {text}: {error}") from None
+    found = store.free(needed_bytes)
+    if found.lacking_bytes:
+        raise click.ClickException(
+            f"nothing went: {size(found.lacking_bytes)} would still be missing, with {size(found.in_use_bytes)} in "
+            f"use and {size(found.pinned_bytes)} pinned"
+        )
+    click.echo(f"{len(found.gone)} went, {size(found.freed_bytes)} are freed")
+
+
+@contextlib.contextmanager
+def in_store(path: Path) -> Iterator[Store]:
+    """The store that is there, its errors as click's."""
+    store = Store(path)
+    if not store.layout.copies.is_dir():
+        raise click.UsageError(f"--store {path}: there is no store of weights; `pilotlight weights pull` makes one")
+    try:
+        yield store
+    except StoreError as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise click.ClickException(f"--store {path}: {why}; run this as who owns the store") from None
+
+
+def named(store: Store, names: tuple[str, ...]) -> list[Digest]:
+    """What the names mean: whole digests, the begin of one that is here, or artifacts as they were asked for."""
+    rows, found = store.rows(), dict[Digest, None]()
+    for name in names:
+        with contextlib.suppress(digests.BadDigestError):
+            found[digests.parse(name)] = None
+            continue
+        mine = {key.digest for key in _keys(store, name, rows)}
+        if len(mine) != 1:
+            what = f"{len(mine)} digests begin so or were asked for so" if mine else "there is no such Copy"
+            raise click.UsageError(f"{name[:80]!r}: {what}; {COPIES}")
+        found[mine.pop()] = None
+    return list(found)
+
+
+def meant(store: Store, names: tuple[str, ...]) -> tuple[list[Row], bool]:
+    """The Copies that names mean, and whether a digest is among them of which none is here. Raises click's usage error.
+
+    What was asked for from one registry is not what lies here from another, though it has the same digest.
+    """
+    digests_ = named(store, names)
+    there = store.rows()
+    keys = {key for name in names for key in _keys(store, name, there)}
+    rows = [row for row in there if row.record.key in keys]
+    return rows, bool(set(digests_) - {row.record.key.digest for row in rows})
+
+
+def _keys(store: Store, name: str, rows: list[Row]) -> set[Key]:
+    """Of what is here; a Copy that has come under several tags is listed under one, and known by each."""
+    there = {row.record.key for row in rows}
+    found = {row.record.key for row in rows if _means(name, row)}
+    with contextlib.suppress(BadReferenceError):
+        recalled = None if found else Meanings(store).recall(reference.parse(name))
+        return {recalled} & there if recalled is not None else found
+    return found
+
+
+def _means(name: str, row: Row) -> bool:
+    digest = row.record.digest
+    begins = digest.startswith(name) or digest.partition(":")[2].startswith(name)
+    return row.record.reference == name or (_BEGIN.fullmatch(name) is not None and begins)
+
+
+def short(digest: str) -> str:
+    """As a person tells it from others."""
+    algorithm, _, digits = digest.partition(":")
+    return f"{algorithm}:{digits[:SHORT_DIGITS]}"
+
+
+def _table(rows: list[Row], now_unix_s: float) -> Table:
+    out = Table(box=None, pad_edge=False, header_style="bold")
+    for column in COLUMNS:
+        # on a narrow terminal only names go on in the next line: nothing is cut
+        wraps = column == COLUMNS[0]
+        justify: JustifyMethod = "right" if column == "size" else "left"
+        out.add_column(column, no_wrap=not wraps, overflow="fold", justify=justify)
+    for row in rows:
+        held = ", ".join(word for word, holds in (("pinned", row.pinned), ("in use", row.in_use)) if holds)
+        age, used = (status.ago(max(now_unix_s - at, 0.0)) for at in (row.record.fetched_unix_s, row.used_unix_s))
+        out.add_row(row.record.reference, short(row.record.digest), size(row.record.bytes), age, used, held)
+    return out
+
+
+def _said(row: Row) -> dict[str, object]:
+    """A row for programs."""
+    record = row.record
+    return {
+        "artifact": record.reference,
+        "origin": record.origin,
+        "digest": record.digest,
+        "bytes": record.bytes,
+        "files": len(record.laid),
+        "fetched_unix_s": record.fetched_unix_s,
+        "fetch_s": record.fetch_s,
+        "used_unix_s": row.used_unix_s,
+        "pinned": row.pinned,
+        "in_use": row.in_use,
+        "private": record.private,
+    }

@@ -1,0 +1,283 @@
+"""The checks of providers of more capacity: what Settings `capacity` names is there, may be used, and offers. I/O.
+
+Owns what is asked of each kind, and the fix. What a provider says itself of why it offers nothing is its own word: it
+is made and asked as an autoscaler makes and asks it. Nothing is ordered or written, and nothing of an address or a
+secret is said.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from autoscaler.capacity.attachable_nodes import GPU_COUNT, Groups, memory_of, selectors, sites
+from autoscaler.capacity.machine_groups import said_of
+from autoscaler.providers.karpenter.nodepool import VERSIONS
+from autoscaler.providers.kube import AnswerError, Object, Server, served
+from autoscaler.providers.kueue import workload
+from autoscaler.providers.machine_groups import groups, machines
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.provisioning_request import objects
+from autoscaler.providers.redfish.client import NoAnswerError, Service, StatusError
+from autoscaler.providers.redfish.cluster import SECRETS, Access, AccessError, Key
+from autoscaler.providers.redfish.inventory import NOT_THERE, Reading
+from autoscaler.providers.redfish.schema import DocumentError
+from autoscaler.spec.capacity import ProviderSettings, Redfish
+from autoscaler.spec.settings import Settings
+from autoscaler.state.world import World
+from pilotlight.doctor.finding import Finding
+from pilotlight.models import capacity_providers
+
+NODES = "/api/v1/nodes"
+NO_MOST = "no node that is ready says by an annotation how many GPUs it can have"
+NO_MOST_FIX = f"say it in Settings, `nodes[].devicesMax`, or on the nodes or their MachineSet: {GPU_COUNT}"
+CLASSES = (objects.CHECK, objects.ATOMIC, objects.GKE)
+"""Of ProvisioningRequests, that somebody is known to serve."""
+NAMES_TOLD = 4
+FORBIDDEN = 403
+NOT_LET_IN = frozenset({400, 401, 403})
+
+
+class Api(NamedTuple):
+    """What a kind asks of an API server: these resources, in one of these versions."""
+
+    title: str
+    group: str
+    versions: tuple[str, ...]
+    resources: tuple[str, ...]
+
+
+APIS: Mapping[str, Api] = {
+    "karpenter": Api("Karpenter", "karpenter.sh", VERSIONS, ("nodepools", "nodeclaims")),
+    "provisioningRequest": Api("ProvisioningRequest", "autoscaling.x-k8s.io", ("v1",), ("provisioningrequests",)),
+    "kueue": Api("Kueue", workload.API, workload.VERSIONS, ("localqueues", "workloads")),
+    "cro": Api(
+        "composable resources (CRO)", "cro.hpsys.ibm.ie.com", ("v1alpha1",),
+        ("composabilityrequests", "composableresources"),
+    ),
+}  # fmt: skip
+"""By kind of provider; the others need none beside Kubernetes' own."""
+
+
+class Place(NamedTuple):
+    """Where it is looked."""
+
+    server: Server
+    settings: Settings
+    engines: str
+    home: str
+    secrets: Path = SECRETS
+    """Where Secrets are mounted, in a pod; one that is not is asked of the API server."""
+
+
+class _At(NamedTuple):
+    """One entry of Settings `capacity`."""
+
+    place: Place
+    entry: ProviderSettings
+
+    def found(self, says: str) -> Finding:
+        """Nothing is wrong."""
+        return Finding(f"capacity {self.entry.name}", "ok", says)
+
+    def wrong(self, says: str, fix: str, *, blocks: bool = True) -> Finding:
+        """Something is; `blocks`: nothing comes of it before that is mended."""
+        return Finding(f"capacity {self.entry.name}", "blocker" if blocks else "warning", says, fix)
+
+
+async def judge(place: Place) -> list[Finding]:
+    """Each entry of the Settings' `capacity`, in their order."""
+    found: list[Finding] = []
+    for entry in place.settings.capacity:
+        kind, at = entry.kinds[0], _At(place, entry)
+        try:
+            found.append(await lacks(at, kind) or await _JUDGES[kind](at))
+        except AnswerError as error:
+            fix = "give the kubeconfig's user the right to look, or ask an admin"
+            found.append(at.wrong(f"cannot be looked at: {error.reason}: {error.message}", fix, blocks=False))
+    return found
+
+
+async def lacks(at: _At, kind: str) -> Finding | None:
+    """What of its API is not served; None: nothing."""
+    wanted = APIS.get(kind)
+    if wanted is None:
+        return None
+    served = set[str]()
+    for version in wanted.versions:
+        if not served:
+            told = await at.place.server.find(f"/apis/{wanted.group}/{version}")
+            served = {one["name"] for one in (told or {}).get("resources", ())}
+    missing = [one for one in wanted.resources if one not in served]
+    if not missing:
+        return None
+    says = f"{wanted.title}: {', '.join(missing)} of {wanted.group}/{wanted.versions[0]} are not served"
+    return at.wrong(says, f"install it with its definitions, or leave out `capacity[].{kind}`")
+
+
+async def _offering(at: _At, fix: str) -> Finding:
+    """What the provider itself says."""
+    place = at.place
+    world = World(epoch=0, settings=place.settings, leads=False)
+    async with AsyncExitStack() as stack:
+        around = capacity_providers.Around(
+            place.server, lambda: world, place.engines, place.home, stack, lambda: False, place.secrets
+        )
+        try:
+            offers = await capacity_providers.KINDS[at.entry.kinds[0]].make(at.entry, around).offers()
+        except RefusedError as error:
+            return at.wrong(str(error), fix)
+    names = sorted({one.name for one in offers})
+    if not names:
+        return Finding(
+            f"capacity {at.entry.name}", "info", "it offers nothing just now: all that it may have is had", fix
+        )
+    return at.found(f"it offers {_some(names)}")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
+    return ", ".join(names[:NAMES_TOLD]) + more
+
+
+# --- one for each kind ----------------------------------------------------------------------------------------------
+
+
+async def _karpenter(at: _At) -> Finding:
+    return await _offering(
+        at, "kubectl get nodepools: name one that is Ready in `capacity[].karpenter.nodePool`, and describe its nodes "
+        "in Settings `nodes`",
+    )  # fmt: skip
+
+
+async def _cluster_autoscaler(at: _At) -> Finding:
+    group = at.entry.cluster_autoscaler
+    name = "" if group is None else group.priority_class
+    try:
+        there = await at.place.server.find(f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}") is not None
+    except AnswerError as error:
+        there = error.status == FORBIDDEN  # an autoscaler itself need not read it
+        if not there:
+            raise
+    if not there:
+        fix = "make it, lower than that of engines, or name another in `capacity[].clusterAutoscaler.priorityClass`"
+        return at.wrong(f"there is no PriorityClass {name}: no pod could wait for a node", fix)
+    return await _offering(at, "describe the group's nodes in Settings `nodes`, by its `nodeLabels`")
+
+
+async def _provisioning(at: _At) -> Finding:
+    of = at.entry.provisioning_request
+    found = await _offering(at, "describe its nodes in Settings `nodes`, so that `provisioningRequest.selector` agrees")
+    if found.grade == "ok" and of is not None and of.class_name not in CLASSES:
+        fix = f"known are: {', '.join(CLASSES)}"
+        return at.wrong(f"{found.says}; whether somebody serves class {of.class_name} is not known", fix, blocks=False)
+    return found
+
+
+async def _kueue(at: _At) -> Finding:
+    queue = "" if at.entry.kueue is None else at.entry.kueue.local_queue
+    where = at.place.engines
+    version = served(await at.place.server.find(f"/apis/{workload.API}"), workload.VERSIONS)
+    found = await at.place.server.find(f"/apis/{workload.API}/{version}/namespaces/{where}/localqueues/{queue}")
+    if found is None:
+        fix = "make it there, or name another in `capacity[].kueue.localQueue`: kubectl get localqueues -n " + where
+        return at.wrong(f"there is no LocalQueue {queue} in namespace {where}", fix)
+    return await _offering(at, f"kubectl describe localqueue {queue} -n {where}; Settings `nodes` say what it brings")
+
+
+async def _cro(at: _At) -> Finding:
+    settings, there = at.place.settings, dict[str, Object]()
+    for selector in selectors(settings):
+        query = {"labelSelector": selector} if selector else {}
+        there |= {one["metadata"]["name"]: one for one in await at.place.server.items(NODES, **query)}
+    open_ = sites([*there.values()], settings, groups=await groups_of(at.place.server))
+    if not open_:
+        return at.wrong(NO_MOST, NO_MOST_FIX, blocks=False)
+    model = "" if at.entry.cro is None else at.entry.cro.model
+    if memory_of(model, World(epoch=0, settings=settings, leads=False)) is None:
+        says = f"nobody says how much memory a {model} has: none is offered while none is seen on a node"
+        return at.wrong(
+            says, f"add it to Settings `nodes`, as `device: {{model: {model}, memory: 80Gi}}`", blocks=False
+        )
+    return at.found(f"its definitions are there; more may be attached to {_some(sorted(open_))}")
+
+
+async def groups_of(server: Server) -> Groups:
+    """What MachineSets say of their nodes; what may not be read says nothing, and `rights` tells that."""
+    try:
+        return said_of(groups(await machines(server), (), Settings()))
+    except AnswerError:
+        return {}
+
+
+async def _redfish(at: _At) -> Finding:
+    told = at.entry.redfish
+    if told is None:
+        raise TypeError(at.entry.name)
+    mounted = (at.place.secrets / (told.secret_ref or "")).is_dir()
+    key = None if mounted or told.secret_ref is None else _asked(at.place, told.secret_ref)
+    access = Access(told.secret_ref, told.ca_file, at.place.secrets, key)
+    service = Service(told.url, access.login, access.tls, may_write=lambda: False)
+    secret = f"Secret {told.secret_ref or '(none is named)'} of namespace {at.place.home}"
+    try:
+        return await _composes(at, Reading(service, told.systems, at.entry.name), told, secret)
+    except AccessError as error:
+        keys = "username, password and, of a private authority, ca.crt"
+        return at.wrong(str(error), f"put these keys into {secret}: {keys}")
+    except StatusError as error:
+        if error.status not in NOT_LET_IN:
+            return at.wrong(f"the service refuses: {error}", "look at `capacity[].redfish.url`")
+        fix = f"put a user that the fabric knows into {secret}, with the right to compose"
+        return at.wrong(f"the service does not let it in: {error}", fix)
+    except NoAnswerError as error:
+        fix = f"look at `capacity[].redfish.url`, the way there from here, and ca.crt of {secret}"
+        return at.wrong(f"the service gives no answer from here ({error})", fix, blocks=False)
+    except DocumentError as error:
+        return at.wrong(f"the service is none that composes: {error}", "look at `capacity[].redfish.url`")
+    finally:
+        await service.close()
+
+
+async def _composes(at: _At, reading: Reading, told: Redfish, secret: str) -> Finding:
+    """It lets us in, and has the systems that are named. Raises as Reading does."""
+    fabric = await reading.read(())
+    missing: list[str] = []
+    for node in sorted(told.systems):
+        try:
+            await reading.read((node,))
+        except StatusError as error:
+            if error.status not in NOT_THERE:
+                raise
+            missing.append(node)
+    if missing:
+        fix = "look at its Systems, and mend `capacity[].redfish.systems`"
+        return at.wrong(f"the service has no such system for {_some(missing)}", fix)
+    entered = f"lets in the user of {secret}" if told.secret_ref else "wants no login"
+    return at.found(f"the service {entered}; it has {len(fabric.gpus)} GPUs and {len(told.systems)} of our nodes")
+
+
+def _asked(place: Place, secret: str) -> Key:
+    """A Secret as the API server has it."""
+    path = f"/api/v1/namespaces/{place.home}/secrets/{secret}"
+
+    async def key(name: str) -> str | None:
+        data = (await place.server.find(path) or {}).get("data") or {}
+        try:
+            return None if name not in data else base64.b64decode(data[name]).decode().rstrip("\n")
+        except ValueError:
+            return ""
+
+    return key
+
+
+_JUDGES: Mapping[str, Callable[[_At], Awaitable[Finding]]] = {
+    "cro": _cro,
+    "redfish": _redfish,
+    "karpenter": _karpenter,
+    "clusterAutoscaler": _cluster_autoscaler,
+    "provisioningRequest": _provisioning,
+    "kueue": _kueue,
+}

@@ -1,0 +1,58 @@
+"""What NVIDIA's GPU operator is told of cutting nodes anew (MIG), judged: its ClusterPolicy. Pure, over that object.
+
+Owns the keys of it that matter: whether its mig-manager runs, by which ConfigMap it cuts, and the strategy by which it
+has cuts shown. Source: the operator's definition `clusterpolicies.nvidia.com`, v1, with its defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pilotlight.doctor.finding import Finding
+
+POLICIES = "/apis/nvidia.com/v1/clusterpolicies"
+CHECK = "cutting"
+NO_OPERATOR = Finding(
+    CHECK, "warning", "there is no ClusterPolicy: the GPU operator, whose mig-manager cuts nodes, is not installed",
+    "install the GPU operator, or leave `cut: true` out of Settings `nodes`",
+)  # fmt: skip
+OWN = "default-mig-parted-config"
+"""The operator's own, where its ClusterPolicy names none; it is not written to."""
+MIXED = "mixed"
+
+Object = dict[str, Any]
+
+
+def judge(policies: Sequence[Object], config_map: str) -> list[Finding]:
+    """What keeps mig-manager from cutting by `config_map`, the name of our ConfigMap; one line for each."""
+    if not policies:
+        return [NO_OPERATOR]
+    wrong = [finding for policy in policies for finding in _wrong(policy, config_map)]
+    return wrong or [Finding(CHECK, "ok", f"the ClusterPolicy names ConfigMap {config_map}, with strategy {MIXED}")]
+
+
+def _wrong(policy: Object, config_map: str) -> Iterator[Finding]:
+    name, spec = policy["metadata"]["name"], _part(policy, "spec")
+    cutter = _part(spec, "migManager")
+    if cutter.get("enabled") is False:
+        says = f"ClusterPolicy {name} has mig-manager off: no node is cut anew"
+        yield Finding(CHECK, "warning", says, _fix(name, '{"spec":{"migManager":{"enabled":true}}}'))
+    named = _part(cutter, "config").get("name") or OWN
+    if named != config_map:
+        says = f"ClusterPolicy {name} has nodes cut by ConfigMap {named}, and we write to {config_map}"
+        change = f'{{"spec":{{"migManager":{{"config":{{"name":"{config_map}"}}}}}}}}'
+        yield Finding(CHECK, "warning", says, _fix(name, change))
+    strategy = _part(spec, "mig").get("strategy") or "single"
+    if strategy != MIXED:
+        says = f"ClusterPolicy {name} has MIG strategy {strategy}: cuts of different sizes are not shown"
+        yield Finding(CHECK, "warning", says, _fix(name, '{"spec":{"mig":{"strategy":"mixed"}}}'))
+
+
+def _part(of: Object, key: str) -> Object:
+    found = of.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _fix(name: str, change: str) -> str:
+    return f"kubectl patch clusterpolicies.nvidia.com {name} --type merge -p '{change}'"

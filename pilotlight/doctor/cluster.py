@@ -1,0 +1,322 @@
+"""The checks of a cluster: API server, definitions, rights, pod security, nodes, providers, ingress. I/O.
+
+Owns what is asked and what each answer is worth; what nodes say is judged in `pilotlight.doctor.nodes`, and what the
+GPU operator is told in `pilotlight.doctor.checks_operator`. Only questions
+are asked: the one pod that is sent is a dry run. Where a right to look is missing, that is said, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from autoscaler.capacity.attachable_nodes import sites
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.kubernetes.objects import pod
+from autoscaler.engines import Launch
+from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.constants import NODES
+from autoscaler.kubernetes.rbac import Right, Scope, rights
+from autoscaler.kubernetes.unreadable import Unreadable
+from autoscaler.schema.crds import GROUP, MODEL, TENANT, Kind, definition
+from autoscaler.spec import ownership
+from autoscaler.spec.model import Gpu, Model, ModelSpec
+from autoscaler.spec.settings import Settings
+from autoscaler.state.world import Replica
+from pilotlight.doctor import capacity as checks_capacity
+from pilotlight.doctor import checks_operator
+from pilotlight.doctor import nodes as checks_nodes
+from pilotlight.doctor.finding import Finding
+from pilotlight.kube import Objects
+
+VERSION_MIN = (1, 30)
+"""Definitions use CEL rules and selectable fields, which an older server does not know."""
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+CRDS_FIX = "kubectl apply --server-side --force-conflicts -f charts/pilotlight/crds"
+INGRESS = (
+    "load balancers cut silent connections, most after 60 s: an Ingress in front of the gateway needs a read timeout "
+    "above 600 s and no response buffering"
+)
+SKIPPED_FIX = "delete the object, or reduce its nesting"
+INGRESS_FIX = "check: curl -N a stream of a model at zero through it; `settings.silentSecondsMax` bounds silence"
+
+
+class Scene(msgspec.Struct, frozen=True, kw_only=True):
+    """What is looked at."""
+
+    engines: str
+    """The engines' namespace."""
+    home: str
+    """The namespace of gateways and autoscalers."""
+    scope: Scope
+    account: str = ""
+    """NAMESPACE:NAME of the service account whose rights are asked for; empty: one's own."""
+    lease: str = "pilotlight"
+    adopted: tuple[str, ...] | None = ()
+    """Namespaces where workloads are adopted; None: all."""
+    cordons: bool = False
+    """Whether orders about nodes are to be kept on them."""
+    cutting: tuple[str, str] | None = None
+    """Namespace and name of the ConfigMap by which nodes are cut anew; None: none is."""
+    volumes: bool = False
+    """Whether volumes of nodes' stores are to be made."""
+    capacity: tuple[str, ...] = ()
+    """Kinds of providers that the Settings name."""
+    settings: Settings = Settings()
+    """Whose `capacity` is looked at, entry by entry."""
+
+
+Check = Callable[[Api, Scene], Awaitable[list[Finding]]]
+
+
+async def cluster(api: Api, scene: Scene) -> list[Finding]:
+    """All of them; only the first where nobody answers."""
+    findings = await server(api, scene)
+    if findings[0].grade == "blocker":
+        return findings
+    for check in CHECKS:
+        try:
+            findings += await check(api, scene)
+        except ApiError as error:
+            name, fix = (
+                check.__name__.replace("_", " "),
+                "give the kubeconfig's user the right to look, or ask an admin",
+            )
+            findings.append(Finding(name, "warning", f"cannot be looked at: {error.reason}: {error.message}", fix))
+        except UnreachableError as error:
+            name = check.__name__.replace("_", " ")
+            findings.append(Finding(name, "warning", f"no answer: {error}", "try again"))
+    return findings
+
+
+async def server(api: Api, _: Scene) -> list[Finding]:
+    """Whether it answers, and is new enough."""
+    try:
+        version = await api.get("/version")
+    except (UnreachableError, ApiError) as error:
+        fix = "look at --kubeconfig: its server, certificate and user"
+        return [Finding("API server", "blocker", f"it does not answer: {error}", fix)]
+    told = str(version.get("gitVersion", "?"))
+    numbers = re.match(r"v?(\d+)\.(\d+)", told)
+    if numbers is not None and (0, 0) < (int(numbers[1]), int(numbers[2])) < VERSION_MIN:  # 0.0: built by hand
+        least = ".".join(map(str, VERSION_MIN))
+        return [Finding("API server", "warning", f"Kubernetes {told} is older than {least}", "upgrade the cluster")]
+    return [Finding("API server", "ok", f"Kubernetes {told}")]
+
+
+async def definitions(api: Api, scene: Scene) -> list[Finding]:
+    """The custom resources, and whether they are this version's."""
+    return [await _definition(api, kind) for kind in (MODEL, TENANT) if kind is MODEL or scene.scope == "cluster"]
+
+
+async def _definition(api: Api, kind: Kind) -> Finding:
+    check, name = f"{kind.name} definition", f"{kind.plural}.{GROUP}"
+    try:
+        found = await api.get(f"{CRDS}/{name}")
+    except ApiError as error:
+        if error.status == 404:
+            return Finding(check, "blocker", f"{name} is not installed", CRDS_FIX)
+        served = {one["name"] for one in (await _resources(api, f"/apis/{GROUP}/v1alpha1"))}
+        if kind.plural in served:
+            return Finding(check, "ok", "installed (of which version may not be read)")
+        return Finding(check, "blocker", f"{name} is not installed", CRDS_FIX)
+    lacking = sorted(set(_keys(definition(kind, lambda _: {}))) - set(_keys(found)))
+    if lacking:
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        return Finding(check, "warning", f"it is of another version: it lacks {', '.join(lacking[:3])}{more}", CRDS_FIX)
+    return Finding(check, "ok", "of this version")
+
+
+def _keys(crd: Mapping[str, Any]) -> Iterator[str]:
+    """`spec.gpu.count` for every property of its first version."""
+
+    def walk(schema: Mapping[str, Any], at: str) -> Iterator[str]:
+        for name, inner in schema.get("properties", {}).items():
+            if at or name in {"spec", "status"}:
+                yield f"{at}{name}"
+                yield from walk(inner, f"{at}{name}.")
+
+    yield from walk(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "")
+
+
+async def _resources(api: Api, path: str) -> list[dict[str, Any]]:
+    try:
+        return list((await api.get(path)).get("resources", []))
+    except ApiError:
+        return []
+
+
+async def rights_given(api: Api, scene: Scene) -> list[Finding]:
+    """Every right of the list, of the account or of oneself; one line for each that is missing."""
+    missing: list[Finding] = []
+    asked = _rights(scene)
+    for right in asked:
+        lacks = [verb for verb in right.verbs if not await _may(api, scene, right, verb)]
+        if lacks:
+            missing.append(_missing(scene, right, lacks))
+    who = scene.account or "this user"
+    return missing or [Finding("rights", "ok", f"{who} has all {sum(len(one.verbs) for one in asked)}")]
+
+
+def _rights(scene: Scene) -> Sequence[Right]:
+    return rights(
+        scene.scope, scene.adopted, cordons=scene.cordons, cutting=scene.cutting, volumes=scene.volumes,
+        capacity=scene.capacity,
+    )  # fmt: skip
+
+
+def _missing(scene: Scene, right: Right, lacks: list[str]) -> Finding:
+    where = _namespace(scene, right)
+    place = f"in namespace {where}" if where else "in the whole cluster"
+    resource = f"{right.resource}.{right.group}" if right.group else right.resource
+    kind = f"Role in {where}" if where else "ClusterRole"
+    fix = (
+        f"add to the {kind}: "
+        f'{{apiGroups: ["{right.group}"], resources: [{right.resource}], verbs: [{", ".join(lacks)}]}}'
+    )
+    says = f"may not {', '.join(lacks)} {resource} {place}; without it not: {right.use}"
+    return Finding("rights", "warning" if right.optional else "blocker", says, fix)
+
+
+def _namespace(scene: Scene, right: Right) -> str:
+    return {"cluster": "", "engines": scene.engines, "home": scene.home, "adopted": right.namespace}[right.where]
+
+
+async def _may(api: Api, scene: Scene, right: Right, verb: str) -> bool:
+    resource, _, part = right.resource.partition("/")
+    wanted = {"group": right.group, "resource": resource, "subresource": part, "verb": verb}
+    wanted |= {"namespace": _namespace(scene, right), "name": scene.lease if right.named else right.name}
+    spec: Object = {"resourceAttributes": {key: value for key, value in wanted.items() if value}}
+    kind = "SelfSubjectAccessReview"
+    if scene.account:
+        kind, (namespace, _, name) = "SubjectAccessReview", scene.account.partition(":")
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+        spec |= {"user": f"system:serviceaccount:{namespace}:{name}", "groups": groups}
+    body: Object = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
+    answer = await api.create(f"/apis/authorization.k8s.io/v1/{kind.lower()}s", body)
+    return bool(answer["status"].get("allowed"))
+
+
+async def pod_security(api: Api, scene: Scene) -> list[Finding]:
+    """Whether a pod as engines have it is admitted: by pod security, quotas, webhooks. A dry run, nothing is made."""
+    check = "engine pods"
+    try:
+        await api.create(f"/api/v1/namespaces/{scene.engines}/pods?dryRun=All", _engine_pod())
+    except ApiError as error:
+        if error.status == 404:
+            fix = f"kubectl create namespace {scene.engines}"
+            return [Finding(check, "blocker", f"there is no namespace {scene.engines}", fix)]
+        fix = "look at the namespace's pod-security labels, its ResourceQuota and LimitRange, and admission webhooks"
+        if "forbidden: User" in error.message:
+            return [Finding(check, "info", "this user may not try one", "run as one who may create pods there")]
+        return [Finding(check, "blocker", f"one is refused in {scene.engines}: {error.message}", fix)]
+    return [Finding(check, "ok", f"admitted in namespace {scene.engines}")]
+
+
+def _engine_pod() -> Object:
+    model = Model(name=ModelName("doctor"), spec=ModelSpec(engine="command", gpu=Gpu(count=0)))
+    replica = Replica(
+        id=ReplicaId("pilotlight-doctor"), model=model.name, spec_hash="", intent="doctor", slices=(), memory_bytes=0
+    )
+    launch = Launch(argv=("true",), env={}, readiness_path="/")
+    return pod.manifest(replica, model, launch, "pilotlight-doctor")
+
+
+async def nodes(api: Api, scene: Scene) -> list[Finding]:
+    """The GPUs that nodes offer: by the device plug-in or DRA, with labels, taints, sharing."""
+    if scene.scope == "namespace":
+        return [Finding("GPUs", "info", "not looked at: devices come from `nodes:` in Settings with scope namespace")]
+    found = [node async for page in api.pages("/api/v1/nodes") for node in page.items]
+    classes = {one["name"] for one in await _resources(api, "/apis/resource.k8s.io/v1")}
+    return checks_nodes.judge(found, dra="deviceclasses" in classes)
+
+
+async def objects(api: Api, scene: Scene) -> list[Finding]:
+    """The objects that an autoscaler skips because it cannot decode them: of all kinds that it may list."""
+    listed = [one for one in _rights(scene) if "list" in one.verbs]
+    if scene.scope == "cluster":
+        listed.append(Right("kubeai.org", "models", ("list",), "cluster", ""))
+    places = dict.fromkeys((one.group, one.resource, _namespace(scene, one), one.name) for one in listed)
+    found: dict[tuple[str, str, str], Unreadable] = {}
+    for group, resource, namespace, name in places:
+        try:
+            at = (await api.get(f"/apis/{group}"))["preferredVersion"]["groupVersion"] if group else "v1"
+            within = f"/namespaces/{namespace}" if namespace else ""
+            query = {"fieldSelector": f"metadata.name={name}"} if name else {}
+            async for page in api.pages(f"/{'apis' if group else 'api'}/{at}{within}/{resource}", query):
+                found |= {(one.kind, one.namespace, one.name): one for one in page.unreadable}
+        except ApiError as error:
+            if error.status not in (403, 404):  # `rights` names a missing right; not every cluster has every kind
+                raise
+    return [Finding("objects", "warning", skipped(one), SKIPPED_FIX) for one in found.values()]
+
+
+async def installations(api: Api, scene: Scene) -> list[Finding]:
+    """What this installation is called, and the namespaces whose Models another one serves."""
+    me = ownership.title(scene.home, scene.lease)
+    within = "" if scene.scope == "cluster" else f"/namespaces/{scene.engines}"
+    path, query = f"/apis/coordination.k8s.io/v1{within}/leases", {"fieldSelector": f"metadata.name={ownership.CLAIM}"}
+    findings = [Finding("installation", "ok", me)]
+    async for page in api.pages(path, query):
+        for lease in page.items:
+            namespace, holder = lease["metadata"]["namespace"], (lease.get("spec") or {}).get("holderIdentity")
+            if holder and holder != me:
+                says = f"installation {holder} serves the Models of namespace {namespace}"
+                fix = f"to let this installation serve a Model, set the Model's spec.installation to {me}"
+                findings.append(Finding("installation", "info", says, fix))
+    return findings
+
+
+def skipped(one: Unreadable) -> str:
+    """Which object, and why it is skipped."""
+    name = f"{one.namespace}/{one.name}" if one.namespace else one.name
+    return f"{one.kind} {name} is skipped, {one.reason}"
+
+
+async def cutting(api: Api, scene: Scene) -> list[Finding]:
+    """Whether mig-manager cuts nodes by the ConfigMap that is ours."""
+    if scene.cutting is None:
+        return []
+    try:
+        found = (await api.get(checks_operator.POLICIES))["items"]
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        found = []
+    return checks_operator.judge(found, scene.cutting[1])
+
+
+async def providers(api: Api, scene: Scene) -> list[Finding]:
+    """Which sources of more capacity there are, and that those are there, and usable, which the Settings name."""
+    groups = {one["name"] for one in (await api.get("/apis"))["groups"]}
+    apis = checks_capacity.APIS
+    there = [one.title for one in apis.values() if one.group in groups]
+    says = f"found: {', '.join(there)}" if there else "none found; capacity is what the nodes have"
+    findings = [Finding("capacity providers", "info", says)]
+    looked_at = {entry.kinds[0] for entry in scene.settings.capacity}
+    for kind, one in apis.items():
+        if kind in scene.capacity and kind not in looked_at and one.group not in groups:
+            says, fix = (
+                f"{one.title}: the API group {one.group} is not served",
+                f"install it, or leave out `capacity[].{kind}`",
+            )
+            findings.append(Finding("capacity providers", "blocker", says, fix))
+    asks = "cro" in scene.capacity and "cro" not in looked_at
+    asked = [one async for page in api.pages(NODES) for one in page.items] if asks else []
+    place = checks_capacity.Place(Objects(api, api), scene.settings, scene.engines, scene.home)
+    if asked and not sites(asked, scene.settings, groups=await checks_capacity.groups_of(place.server)):
+        findings.append(Finding("capacity providers", "info", checks_capacity.NO_MOST, checks_capacity.NO_MOST_FIX))
+    return findings + await checks_capacity.judge(place)
+
+
+async def ingress(_: Api, __: Scene) -> list[Finding]:
+    """What only a try through it can tell."""
+    return [Finding("ingress", "info", INGRESS, INGRESS_FIX)]
+
+
+CHECKS: tuple[Check, ...] = (
+    definitions, rights_given, pod_security, nodes, installations, objects, cutting, providers, ingress,
+)  # fmt: skip

@@ -1,0 +1,121 @@
+"""`pilotlight doctor`: one line for each prerequisite, with its fix; exit 1 when something cannot work.
+
+Owns how the command is typed and how findings are shown. What is looked at stands in `pilotlight.doctor.machine` (one
+machine) and `pilotlight.doctor.cluster`. It changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import get_args
+
+import click
+import msgspec
+from rich.text import Text
+
+from autoscaler.spec.capacity import KINDS, PUBLISH, kinds_of
+from autoscaler.spec.settings import Settings
+from pilotlight.cli.tables import plain
+from pilotlight.cli.terminal import json_document
+from pilotlight.doctor import machine
+from pilotlight.doctor.finding import Finding, Grade, blocked
+from pilotlight.models.documents import load_settings
+from pilotlight.net.listen import Address
+from pilotlight.options import FILE, listen_option, operations_option, output_option, state_option
+
+MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "blocker": "bold red"}
+
+
+@click.command(epilog="Example: pilotlight doctor --driver kubernetes --namespace engines")
+@click.option(
+    "--driver", type=click.Choice(["local", "kubernetes"]), default="local", show_default=True,
+    help="What would run Replicas: this machine, or a cluster.",
+)  # fmt: skip
+@click.option("--kubeconfig", type=FILE, help="The way to the API server; default: the pod's own, or kubectl's.")
+@click.option("--namespace", default="default", show_default=True,
+              help="Where engines run (kubernetes); the chart's `engines.namespace`.")  # fmt: skip
+@click.option("--home", default="", help="Where gateways and autoscalers run; default: the same.")
+@click.option("--lease", default="pilotlight", show_default=True, help="By which one autoscaler leads (kubernetes).")
+@click.option("--scope", type=click.Choice(["cluster", "namespace"]), default="cluster", show_default=True,
+              help="The chart's `scope`: which rights are needed.")  # fmt: skip
+@click.option("--adoption", is_flag=True, help="Everything that is annotated is to be served (`adoption.everywhere`).")
+@click.option("--adopt-in", multiple=True, metavar="NAMESPACE", help="What is annotated there; repeatable.")
+@click.option("--cordon", is_flag=True, help="Orders about nodes are to be kept on them (`cordon.enabled`).")
+@click.option(
+    "--cutting", default="", metavar="NAMESPACE/NAME", help="Nodes are cut anew by this ConfigMap (`cutting.enabled`)."
+)
+@click.option("--volumes", is_flag=True, help="Engines see weights by volumes of their nodes (`agent.enabled`).")
+@click.option("--capacity", multiple=True, type=click.Choice(sorted({*KINDS, PUBLISH})),
+              help=f"A kind of provider that Settings `capacity` has, or {PUBLISH}; repeatable.")  # fmt: skip
+@click.option("--settings", type=FILE,
+              help="Settings, or values of the chart (YAML), of whose `capacity` each entry is looked at.")  # fmt: skip
+@click.option("--account", default="", metavar="NAMESPACE:NAME", help="Whose rights to ask for; default: one's own.")
+@listen_option
+@operations_option
+@state_option
+@output_option
+def doctor(  # noqa: PLR0917  click passes by keyword
+    driver: str, kubeconfig: Path | None, namespace: str, home: str, lease: str, scope: str, adoption: bool,
+    adopt_in: tuple[str, ...], cordon: bool, cutting: str, volumes: bool, capacity: tuple[str, ...],
+    settings: Path | None, account: str,
+    listen: Address, ops: Address, state: Path, output: str,
+) -> None:  # fmt: skip
+    """Check what Pilotlight needs here, and say how to fix what is missing."""
+    if account and account.count(":") != 1:
+        raise click.UsageError("--account: expected NAMESPACE:NAME of a service account")
+    if cutting and cutting.count("/") != 1:
+        raise click.UsageError("--cutting: expected NAMESPACE/NAME of a ConfigMap")
+    if driver == "local":
+        _alone(settings=settings, capacity=capacity, account=account, cutting=cutting)
+        findings = machine.machine(listen, ops, state)
+    else:
+        wanted: dict[str, object] = {
+            "engines": namespace, "home": home or namespace, "lease": lease, "scope": scope, "account": account,
+            "adopted": None if adoption else adopt_in, "cordons": cordon, "volumes": volumes,
+            "cutting": cutting.split("/") if cutting else None, "capacity": capacity,
+        }  # fmt: skip
+        told = Settings() if settings is None else load_settings(settings)
+        findings = asyncio.run(_cluster(kubeconfig, wanted, told))
+    tell(findings, output)
+    raise SystemExit(1 if blocked(findings) else 0)
+
+
+def _alone(**clusters: object) -> None:
+    """Of options that only tell of a cluster none is given: else nobody sees that they were not looked at."""
+    for name, given in clusters.items():
+        if given:
+            raise click.UsageError(
+                f"--{name}: add --driver kubernetes: on one machine there is nothing to look at for it"
+            )
+
+
+async def _cluster(kubeconfig: Path | None, wanted: dict[str, object], told: Settings) -> list[Finding]:
+    from autoscaler.kubernetes.api import Api
+    from autoscaler.kubernetes.kubeconfig import AccessError, access
+    from pilotlight.doctor.cluster import Scene, cluster
+
+    try:
+        way = await access(kubeconfig)
+    except AccessError as error:
+        return [Finding("API server", "blocker", error.says, error.fix)]
+    async with Api(way) as api:
+        scene = msgspec.convert(wanted, Scene)
+        kinds = tuple(dict.fromkeys((*scene.capacity, *kinds_of(told.capacity))))
+        return await cluster(api, msgspec.structs.replace(scene, settings=told, capacity=kinds))
+
+
+def tell(findings: list[Finding], output: str) -> None:
+    """All findings, for people or programs."""
+    if output == "json":
+        json_document(findings)
+        return
+    console = plain()
+    width = max(len(one.check) for one in findings)
+    for one in findings:
+        line = Text.assemble((f"{one.grade:8}", MARKS[one.grade]), f" {one.check:{width}}  {one.says}")
+        console.print(line, soft_wrap=True)
+        if one.fix and one.grade != "ok":
+            console.print(Text(f"{'':8} {'':{width}}  -> {one.fix}", style="dim"), soft_wrap=True)
+    counts = {grade: sum(one.grade == grade for one in findings) for grade in get_args(Grade)}
+    console.print(", ".join(f"{count} {grade}" for grade, count in counts.items() if count), soft_wrap=True)

@@ -1,0 +1,129 @@
+"""The checks of one machine: system, driver, engines, open files, ports, state directory. I/O; nothing is changed.
+
+Owns what is asked and what each answer is worth. The ports are opened for a moment, which changes nothing either.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import click
+
+from autoscaler.drivers.local.nvml import Gpu, Nvml, NvmlError, open_nvml
+from autoscaler.drivers.local.state_directory import StateDirectory, StateError
+from autoscaler.engines.installed import available, computes_on_cpu_only
+from autoscaler.text import counted, size
+from pilotlight.cli.keys import reader
+from pilotlight.doctor.finding import Finding
+from pilotlight.net.listen import Address, listeners
+
+FILES_MIN = 65_536
+"""Two for each Call that runs: with 4,096 a gateway has room for some 2,000."""
+SOCKET_CHARACTERS_MAX = 80
+"""Of the state directory: a Unix socket's path has 108 bytes (unix(7))."""
+DRIVER_SIGNS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+
+
+def machine(listen: Address, ops: Address, state: Path) -> list[Finding]:
+    """All of them."""
+    gpus = driver(open_nvml, DRIVER_SIGNS)
+    found = available()
+    findings = [system(sys.platform), gpus, engines(found)]
+    if gpus.grade == "ok":
+        findings.append(llama_on_gpu(found))
+    owner = reader(state)
+    findings.append(open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    findings += [port("inference port", "--listen", listen, owner), port("operations port", "--ops", ops, owner)]
+    return [*findings, state_directory(state)]
+
+
+def system(platform: str) -> Finding:
+    """What it runs on."""
+    if platform == "linux":
+        return Finding("system", "ok", "Linux")
+    if platform == "darwin":
+        return Finding("system", "info", "macOS: `serve` works, engines are not limited in memory")
+    return Finding("system", "blocker", f"{platform} is not supported", "use Linux; on Windows WSL 2")
+
+
+def driver(opener: Callable[[], Nvml | None], signs: tuple[str, ...]) -> Finding:
+    """The GPUs that NVML tells of."""
+    try:
+        nvml = opener()
+        gpus: tuple[Gpu, ...] = nvml.gpus() if nvml is not None else ()
+    except NvmlError as error:
+        return Finding(
+            "driver", "warning", f"NVML failed: {error}", "look at `nvidia-smi`; reload the driver or reboot"
+        )
+    if gpus:
+        ill = [gpu.uuid for gpu in gpus if not gpu.healthy]
+        if ill:
+            return Finding(
+                "driver", "warning", f"lost: {', '.join(ill)}", "look at `dmesg` for Xid errors; reset the GPU"
+            )
+        told = ", ".join(f"{gpu.product} {size(gpu.memory_bytes)}" for gpu in gpus)
+        return Finding("driver", "ok", f"{counted(len(gpus), 'GPU')}: {told}")
+    if any(Path(sign).exists() for sign in signs):
+        says = "there is an NVIDIA driver, and NVML tells of no GPU"
+        return Finding("driver", "warning", says, "look at `nvidia-smi`; in a container pass the GPUs in (--gpus all)")
+    says = "no NVIDIA GPU: models share the host's memory"
+    return Finding("driver", "info", says, "install the NVIDIA driver, or declare `devices` in Settings")
+
+
+def engines(found: Mapping[str, str]) -> Finding:
+    """The programs that serve models."""
+    if found:
+        return Finding("engines", "ok", ", ".join(sorted(found)))
+    fix = "pip install 'pilotlight[llama]', or put llama-server, vllm or ollama on the PATH"
+    return Finding("engines", "blocker", "no engine is installed; only Models of engine `command` could start", fix)
+
+
+def llama_on_gpu(found: Mapping[str, str], cpu_only: Callable[[str], bool] = computes_on_cpu_only) -> Finding:
+    """Whether the llama.cpp that is used computes on the GPUs."""
+    python = found.get("xllamacpp")
+    if python is None or "llama-server" in found or not cpu_only(python):
+        return Finding("llama.cpp on GPU", "ok", "as far as can be told")
+    fix = "install an xllamacpp built for CUDA, or put a llama-server that is on the PATH"
+    return Finding("llama.cpp on GPU", "warning", "xllamacpp computes on the CPU only", fix)
+
+
+def open_files(hard: int) -> Finding:
+    """The hard limit, which a gateway takes for itself."""
+    if hard in {resource.RLIM_INFINITY, -1} or hard >= FILES_MIN:
+        return Finding("open files", "ok", "no limit" if hard in {resource.RLIM_INFINITY, -1} else f"{hard:,}")
+    fix = "raise it: LimitNOFILE=1048576 in a service, `nofile` in /etc/security/limits.conf"
+    return Finding("open files", "warning", f"at most {hard:,}: each running call needs two", fix)
+
+
+def port(check: str, option: str, address: Address, owner: str) -> Finding:
+    """Whether it is free, or ours already."""
+    try:
+        for made in listeners(address, 1):
+            made.close()
+    except click.ClickException as error:
+        if owner:
+            return Finding(check, "info", f"{address.text} is taken, and `pilotlight serve` runs (pid {owner})")
+        return Finding(check, "blocker", error.message, f"choose another with {option}, or end what listens there")
+    return Finding(check, "ok", f"{address.text} is free")
+
+
+def state_directory(state: Path) -> Finding:
+    """Whether it can be written, or made."""
+    name, fix = "state directory", "name another with --state"
+    if len(os.fsencode(state.absolute())) > SOCKET_CHARACTERS_MAX:
+        return Finding(name, "blocker", f"{state} is too long for Unix sockets in it", f"{fix} of a shorter path")
+    nearest = next(path for path in (state.absolute(), *state.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        return Finding(name, "blocker", f"{nearest} is not a folder", fix)
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return Finding(name, "blocker", f"{nearest} may not be written", f"{fix}, or change its owner")
+    if (state / "installation").exists():
+        try:
+            StateDirectory.attach(state)
+        except StateError as error:
+            return Finding(name, "blocker", str(error), fix)
+    return Finding(name, "ok", str(state) if nearest == state.absolute() else f"{state} will be made")

@@ -1,0 +1,127 @@
+"""What nodes say of their GPUs, judged: device plug-in, labels, taints, sharing, MPS. Pure, over Node objects.
+
+Owns the labels and taints that matter (NVIDIA's device plug-in and GPU feature discovery) and the fix of each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from autoscaler.slicing import nvidia_sharing as shared
+from autoscaler.slicing.base import NodeFacts
+from autoscaler.spec.pod import GPU
+from autoscaler.state.world import NodeId
+from autoscaler.text import counted
+from pilotlight.doctor.finding import Finding
+
+NVIDIA = "nvidia.com/"
+PRODUCT, MEMORY, MPS_CAPABLE = shared.PRODUCT, shared.MEMORY_MIB, NVIDIA + "mps.capable"
+UNTOLD = "untold"
+NAMES = {shared.TIMESLICE: "time-slicing"}
+TOLERATED = frozenset({GPU})
+"""Taints that engine pods tolerate by default."""
+NAMES_TOLD = 5
+
+Node = dict[str, Any]
+
+
+def judge(nodes: Sequence[Node], *, dra: bool) -> list[Finding]:
+    """All that the nodes of a cluster tell."""
+    with_gpus = [node for node in nodes if gpus(node)]
+    if not with_gpus:
+        says = f"none of {counted(len(nodes), 'node')} offers {GPU}"
+        if dra:
+            says += "; DRA is there, and this version places by the device plug-in only"
+        fix = "install the NVIDIA GPU operator, or its device plug-in and GPU feature discovery"
+        return [Finding("GPUs", "warning", says, fix)]
+    total = sum(gpus(node) for node in with_gpus)
+    found = [Finding("GPUs", "ok", f"{total} on {counted(len(with_gpus), 'node')}")]
+    return [*found, *labelled(with_gpus), *tainted(with_gpus), *sharing(with_gpus), *mps(with_gpus)]
+
+
+def gpus(node: Node) -> int:
+    """How many GPUs, shares of one, or MIG slices, a node offers."""
+    amounts = _amounts(node)
+    mig = sum(shared.number(count) for name, count in amounts.items() if name.startswith(NVIDIA + "mig-"))
+    return shared.offered(amounts)[1] + mig
+
+
+def labelled(nodes: Sequence[Node]) -> list[Finding]:
+    """Whether labels tell the GPUs' product and memory."""
+    bare = [_name(node) for node in nodes if not {PRODUCT, MEMORY} <= _labels(node).keys()]
+    if not bare:
+        return [Finding("GPU labels", "ok", f"{PRODUCT} and {MEMORY} on all")]
+    says = f"no {PRODUCT} and {MEMORY} on {_some(bare)}: their GPUs count for little"
+    fix = "install GPU feature discovery, or describe them in Settings `nodes`"
+    return [Finding("GPU labels", "warning", says, fix)]
+
+
+def tainted(nodes: Sequence[Node]) -> list[Finding]:
+    """Taints of GPU nodes that keep engine pods away."""
+    kept: dict[str, list[str]] = {}
+    for node in nodes:
+        for taint in node["spec"].get("taints") or []:
+            key = str(taint["key"])
+            if taint["effect"] == "PreferNoSchedule" or key in TOLERATED or key.startswith("node.kubernetes.io/"):
+                continue
+            kept.setdefault(f"{key}:{taint['effect']}", []).append(_name(node))
+    return [
+        Finding(
+            "taints", "warning", f"{taint} on {_some(names)} is not tolerated by engine pods",
+            f"add to `pod.tolerations` of a Model or of Settings: {{key: {taint.partition(':')[0]}, operator: Exists}}",
+        )
+        for taint, names in sorted(kept.items())
+    ] or [Finding("taints", "ok", "all tolerated")]  # fmt: skip
+
+
+def sharing(nodes: Sequence[Node]) -> list[Finding]:
+    """How GPUs are shared, on how many nodes."""
+    kinds = Counter(kind(node) for node in nodes)
+    told = ", ".join(f"{name} on {counted(count, 'node')}" for name, count in sorted(kinds.items()))
+    untold = [_name(node) for node in nodes if kind(node) == UNTOLD]
+    if untold:
+        fix = "label them by GPU feature discovery, or say it in Settings `nodes`, by `slicing`; else they get nothing"
+        return [Finding("sharing", "warning", f"{told}: labels do not tell how {_some(untold)} shares GPUs", fix)]
+    if "mig" not in kinds:
+        return [Finding("sharing", "ok", told)]
+    return [Finding("sharing", "info", told, "this version gives no slices of MIG with names of their own")]
+
+
+def kind(node: Node) -> str:
+    """whole, time-slicing, mps or mig, as labels tell; UNTOLD where they do not."""
+    amounts = _amounts(node)
+    if any(name.startswith(NVIDIA + "mig-") for name in amounts):
+        return "mig"
+    found = shared.gpus(NodeFacts(NodeId(_name(node)), _labels(node), allocatable=amounts))
+    if found is None or found.sharing is None:
+        return UNTOLD
+    return NAMES.get(found.sharing.kind, found.sharing.kind)
+
+
+def mps(nodes: Sequence[Node]) -> list[Finding]:
+    """Whether the MPS daemon runs where GPUs are shared by it."""
+    without = [_name(n) for n in nodes if kind(n) == "mps" and _labels(n).get(MPS_CAPABLE) != "true"]
+    if not without:
+        return []
+    says = f"GPUs are shared by MPS, and its daemon does not run, on {_some(without)}"
+    return [Finding("MPS daemon", "warning", says, "look at the DaemonSet of the MPS control daemon on these nodes")]
+
+
+def _amounts(node: Node) -> dict[str, str]:
+    return dict(node.get("status", {}).get("allocatable", {}))
+
+
+def _labels(node: Node) -> dict[str, str]:
+    return node["metadata"].get("labels") or {}
+
+
+def _name(node: Node) -> str:
+    return str(node["metadata"]["name"])
+
+
+def _some(names: Iterable[str]) -> str:
+    known = sorted(names)
+    more = f" and {len(known) - NAMES_TOLD} more" if len(known) > NAMES_TOLD else ""
+    return ", ".join(known[:NAMES_TOLD]) + more

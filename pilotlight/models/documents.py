@@ -1,0 +1,276 @@
+"""Gathers what `serve` was given (GGUF files, folders, documents, stored keys) into one set of Documents.
+
+Owns how a file becomes a Model and how an artifact's memory gets into it. Checking documents is `autoscaler.spec.load`;
+reading a GGUF header is `artifacts.formats.gguf`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from artifacts.formats import gguf
+from autoscaler import engines
+from autoscaler.contract import ModelName
+from autoscaler.drivers.driver import Launcher
+from autoscaler.engines.installed import available
+from autoscaler.queries.memory import AS_ASKED, Given
+from autoscaler.spec import yaml
+from autoscaler.spec.artifact import STORED
+from autoscaler.spec.load import DocumentError, Documents, load, to_yaml
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.settings import Settings
+from autoscaler.spec.validation import NAME_CHARS_MAX
+from pilotlight.models.gguf_file import check_file
+from pilotlight.models.memory import Known, adapter_paths, cache_of, comes, estimate, local_path, takes_all
+from pilotlight.models.weight_parts import standing_in
+from pilotlight.net import files
+from pilotlight.output import say
+
+DEFAULT_CONTEXT_TOKENS = 4096
+"""What a GGUF given on the command line gets, or less where the model has less."""
+DOCUMENT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
+KEYS_FILE = "keys.yaml"
+TEXT_BYTES_MAX = 4 * yaml.TEXT_CHARS_MAX
+"""Of a file of documents."""
+NONE_KNOWN: Mapping[ModelName, Model] = {}
+_COMES = "/weights"
+"""Stands for the path of weights that are brought before a start: only a look needs one."""
+RENAME = "no Model can be named after this file: give it a name with letters or digits, or write a document for it"
+
+
+def gather(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Documents:
+    """All documents, checked. Raises click.UsageError (exit 2) with one line that names what is wrong."""
+    texts = _texts(configs)
+    documents = with_stored_keys(_check(texts), state / KEYS_FILE)
+    models = list(documents.models)
+    taken = {model.name: "in the documents" for model in models}
+    for path in paths:
+        for file in _gguf_files(path):
+            model = _model_of(file, len(models))
+            if model.name in taken:
+                raise click.UsageError(f"{file}: a Model named {model.name} is already {taken[model.name]}: rename one")
+            taken[model.name] = f"made of {file}"
+            models.append(model)
+            texts.append((str(file), to_yaml(Documents(models=(model,)))))
+    if paths:
+        _check(texts)  # a file's name may also be an alias of another Model
+    if documents.settings.capacity:
+        from pilotlight.models import capacity_providers  # imports every capacity provider
+
+        capacity_providers.check(documents.settings, "machine")
+    return msgspec.structs.replace(documents, models=tuple(models))
+
+
+def model_name(file: Path) -> str:
+    """The name of the Model that a GGUF file becomes: `my model (v2).gguf` is `my-model-v2`. Empty: it has none.
+
+    The file's name without `.gguf`, and of a split model without its part; everything but letters, digits and `._:-`
+    becomes `-`, what is neither letter nor digit falls off both ends, and what is longer than a name may be is cut.
+    """
+    plain = re.sub(r"[^A-Za-z0-9._:-]+", "-", gguf.stem(file))
+    return plain.strip("._:-")[:NAME_CHARS_MAX].rstrip("._:-")
+
+
+def with_stored_keys(documents: Documents, path: Path) -> Documents:
+    """Adds the Tenants that `key new --state` stored: their keys to the Tenant of that name, else as a new Tenant."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return documents
+    except OSError as error:
+        raise click.UsageError(f"--state {path.parent}: {error.strerror}") from None
+    tenants = {tenant.name: tenant for tenant in documents.tenants}
+    owners = {key.sha256: tenant.name for tenant in documents.tenants for key in tenant.spec.keys}
+    for stored in load_files([path]).tenants:
+        known = tenants.get(stored.name)
+        keys = tuple(key for key in stored.spec.keys if owners.get(key.sha256) != stored.name)
+        taken = next((owners[key.sha256] for key in keys if key.sha256 in owners), None)
+        if taken is not None:
+            raise click.UsageError(f"{path}: Tenant {stored.name}: a key is already one of Tenant {taken}")
+        if known is None:
+            tenants[stored.name] = stored
+        else:
+            spec = msgspec.structs.replace(known.spec, keys=known.spec.keys + keys)
+            tenants[stored.name] = msgspec.structs.replace(known, spec=spec)
+    return msgspec.structs.replace(documents, tenants=tuple(tenants.values()))
+
+
+def as_it_is(model: Model) -> Model:
+    """Its weights lie where its document says."""
+    return model
+
+
+def read_documents(
+    path: Path, known: Mapping[ModelName, Model] = NONE_KNOWN, gpus: Callable[[Settings], bool] = lambda _: False,
+    located: Callable[[Model], Model] = as_it_is,
+) -> Documents:  # fmt: skip
+    """Documents of a file (the supervisor writes one), or of a folder, with every Model's memory from its artifact.
+
+    A Model that was `known` before keeps the time at which it was made. `gpus`: whether Devices are not the host's
+    memory, with such Settings. `located`: a Model with its weights where they lie, if they are here.
+    """
+    documents = load_files(sorted(path.glob("*.yaml")) if _is_folder(path) else [path])
+    now_unix_s = int(time.time())
+    models, apart = [], gpus(documents.settings)
+    for model in documents.models:
+        before = known.get(model.name)
+        created_unix_s = now_unix_s if before is None else before.created_unix_s
+        done = completed(located(model), gpus=apart)
+        models.append(msgspec.structs.replace(done, spec=model.spec, created_unix_s=created_unix_s))
+    return msgspec.structs.replace(documents, models=tuple(models))
+
+
+def completed(model: Model, known: Known | None = None, *, gpus: bool = False) -> Model:
+    """The Model with its memory from its artifact, and its adapters' files, where the document states none; unreadable
+    = the whole device, and so is an engine that takes a share of it, but with `auto`. `gpus`: Devices are not
+    the host's memory. `known`: of the artifact; None: what files here say.
+    """
+    gpu = model.spec.gpu
+    sized = model.spec.engine == "llama.cpp" and not (gpu.elastic_percent is None and gpu.growth_percent is None)
+    if (model.memory_bytes and not sized) or gpu.count == 0 or takes_all(model):
+        return model
+    try:
+        needed = estimate(model, known)
+    except (gguf.GgufError, OSError, ValueError):
+        return model  # its start fails with the reason, and only this Model's
+    if needed is None:
+        return model
+    total_bytes = needed.total_bytes(gpus=gpus)
+    cache = cache_of(model, needed, known, gpus=gpus) if sized else None
+    if model.memory_bytes:
+        return msgspec.structs.replace(model, cache=cache)
+    return msgspec.structs.replace(model, memory_bytes=total_bytes, estimated_bytes=total_bytes, cache=cache)
+
+
+def launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
+    """How engines are started on this machine; raises engines.EngineError at a start that cannot work. `gpus`: whether
+    its Devices are GPUs.
+    """
+    found = available()
+
+    def launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> engines.Launch:
+        nonlocal found
+        path = local_path(model)
+        if path is not None:
+            check_file(model, path)
+        missing = next((path for path in adapter_paths(model) if not os.path.exists(path)), None)  # noqa: PTH110  Path's raises
+        if missing is not None and model.spec.engine != "command":
+            raise engines.EngineError(f"Model {model.name}: {missing}: there is no such adapter")
+        sourced = next((name for name, value in model.spec.env.items() if not isinstance(value, str)), None)
+        if sourced is not None:
+            raise engines.EngineError(f"Model {model.name}: spec.env.{sourced}.valueFrom: only pods have one")
+        model = standing_in(model, _COMES)
+        weights = _COMES if path is None and comes(model) else None if path is None else str(path)
+        try:
+            return engines.launch(model, weights, host, port, found, gpus=gpus(), given=given)
+        except engines.EngineError:
+            found = available()  # it may have been installed since
+            return engines.launch(model, weights, host, port, found, gpus=gpus(), given=given)
+
+    return launch
+
+
+def load_files(paths: Sequence[Path]) -> Documents:
+    """What the files say. Raises click.UsageError with one line."""
+    return _check(_texts(paths))
+
+
+def load_settings(path: Path) -> Settings:
+    """What a document says; also without its head, as `settings` of the chart's values is, and what those values have
+    there. Raises click.UsageError with one line.
+    """
+    ((file, text),) = _texts([path])
+    try:
+        whole = yaml.read(text)
+    except yaml.YamlError:
+        whole = []  # which is told below
+    match whole:
+        case [dict() as bare] if not bare.keys() & {"apiVersion", "kind"}:
+            told = bare.get("settings", bare)
+            head = {"apiVersion": API_VERSION, "kind": "Settings"}
+            text = msgspec.json.encode({**head, **told}).decode() if isinstance(told, dict) else text
+    return _check([(file, text)]).settings
+
+
+def _texts(paths: Sequence[Path]) -> list[tuple[str, str]]:
+    """(file, its text) of each."""
+    texts = []
+    for path in paths:
+        try:
+            texts.append((str(path), files.read_text(path, TEXT_BYTES_MAX)))
+        except (OSError, ValueError) as error:
+            raise click.UsageError(f"{path}: {files.reason(error)}") from None
+    return texts
+
+
+def _check(texts: Sequence[tuple[str, str]]) -> Documents:
+    try:
+        return load(texts, os.environ)
+    except DocumentError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _gguf_files(path: Path) -> list[Path]:
+    """A file as it is; of a folder all Models in it, of a split Model only the first part.
+
+    A file of a folder that has no name for a Model is left out, and that is said.
+    """
+    scheme, colon, rest = str(path).partition(":/")  # a Path has one slash of two
+    if colon and scheme in STORED:
+        artifact = f"{scheme}://{rest.removeprefix('/')}"
+        raise click.UsageError(f"{artifact}: name it in a document (`-c`), as spec.artifact of a Model")
+    if not _is_folder(path):
+        if not model_name(path):
+            raise click.UsageError(f"{path}: {RENAME}")
+        return [path]
+    try:
+        files = sorted(path.glob("*.gguf"))
+    except OSError as error:
+        raise click.UsageError(f"{path}: {error.strerror}") from None
+    found = [file for file in files if gguf.is_first_part(file)]
+    files = [file for file in found if model_name(file)]
+    if not files:
+        why = "has a usable name: rename them" if found else "in this folder"
+        raise click.UsageError(f"{path}: no .gguf file {why}")
+    for file in found:
+        if file not in files:
+            say(f"{file}: left out: {RENAME}")
+    return files
+
+
+def _is_folder(path: Path) -> bool:
+    """Raises click.UsageError where nobody can say: it may not be looked at, or its name is too long."""
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise click.UsageError(f"{path}: {error.strerror}") from None
+
+
+def _model_of(file: Path, order: int) -> Model:
+    name = ModelName(model_name(file))
+    try:
+        info = gguf.read(file)
+    except (gguf.GgufError, OSError) as error:
+        hint = f"; documents are given with `-c {file}`" if file.suffix in DOCUMENT_SUFFIXES else ""
+        raise click.UsageError(f"{error}{hint}") from None
+    tokens = min(info.shape.context_tokens, DEFAULT_CONTEXT_TOKENS)
+    spec = ModelSpec(engine="llama.cpp", artifact=f"file://{file.resolve()}", context_tokens=tokens)
+    return completed(Model(name=name, spec=spec, slots=engines.default_slots("llama.cpp"), order=order))
+
+
+def problem_file(documents: Path) -> Path:
+    """Where `serve` leaves the reason of a failed reload, beside the documents that it wrote."""
+    return documents.with_suffix(".problem")
+
+
+def needs_tenant(documents: Documents, *, loopback: bool) -> bool:
+    """Whether a listener may not start because anybody could call: not loopback, `auth: auto`, and no Tenant."""
+    return documents.settings.auth == "auto" and not loopback and not documents.tenants

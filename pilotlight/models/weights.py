@@ -1,0 +1,326 @@
+"""Weights of this machine's Models that lie elsewhere: brought before a start, ahead of it where Calls wait for room.
+
+Owns which Copy of the node's store is which Model's, and what of it an engine is given. Promises: a Copy that a
+reference meant when it was last pulled here is taken without asking anybody, unless it needs a login; a Model's weights
+come once, whoever waits for them; a Model's adapters come beside its own; a pull that fails costs only that Model's
+start. What is fetched and kept, and how, is `artifacts.fetch.registry`'s and `artifacts.store.store`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from artifacts import reference
+from artifacts.digest import BadDigestError
+from artifacts.errors import PolicyError
+from artifacts.fetch import fetch
+from artifacts.fetch import registry as obtain
+from artifacts.fetch.fetch import Ways
+from artifacts.fetch.registry import Came, MirrorSite, Registries
+from artifacts.reference import BadReferenceError
+from artifacts.store.layout import ForbiddenError, Record
+from artifacts.store.publish import Copy
+from artifacts.store.store import Store, in_thread
+from autoscaler.contract import ModelName
+from autoscaler.controller.loop import Listener, Step
+from autoscaler.engines import EngineError
+from autoscaler.fold.fold import Observation
+from autoscaler.spec.model import Model
+from autoscaler.spec.settings import Weights as WeightsSettings
+from autoscaler.state.events import CopiesSeen
+from autoscaler.state.world import Copy as CopySeen
+from autoscaler.state.world import World
+from autoscaler.text import size
+from pilotlight.models import signers
+from pilotlight.models.credentials import keychain
+from pilotlight.models.memory import comes
+from pilotlight.models.retry_tasks import TROUBLE, Errands
+from pilotlight.models.weight_parts import Part, adapters, own, parts, placed
+
+STORE = "weights"
+"""Below the state directory."""
+HEADERS = "headers"
+"""Below the store: of what is not in it."""
+LOOK_EVERY_S = 30.0
+"""How often it is seen what of the store others have taken away; what came is seen at once."""
+TELL_EVERY_S = 1.0
+
+
+class AdapterError(Exception):
+    """An adapter's weights did not come; `str()` names it and says why."""
+
+
+log = logging.getLogger("pilotlight.models.weights")
+
+
+class Held(NamedTuple):
+    """As `autoscaler.drivers.driver.Weights`."""
+
+    model: Model
+    copies: tuple[Copy, ...]
+
+    @property
+    def lease_fds(self) -> tuple[int, ...]:
+        """As Weights."""
+        return tuple(one.lease.fd for one in self.copies)
+
+    def close(self) -> None:
+        """As Weights."""
+        for one in self.copies:
+            one.close()
+
+
+class Watched(Protocol):
+    """What it needs of the loop."""
+
+    world: World
+    listeners: list[Listener]
+
+    def observe(self, batch: Sequence[Observation], /) -> None:
+        """Into the loop's inbox."""
+
+
+class Supply:
+    """As `autoscaler.drivers.driver.Supply`, and a listener of the loop."""
+
+    def __init__(
+        self, root: Path, settings: WeightsSettings, registries: Registries | None = None,
+        env: Mapping[str, str] | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """`env`: says how the Hub and buckets are reached; this process's own."""
+        self._store = Store(root, bytes_max=settings.store_bytes_max)
+        self._ways = Ways(registries or reached(settings), os.environ if env is None else env, Path.home())
+        self._clock = clock
+        self._opening = asyncio.Lock()
+        self._open = False
+        self._changed = asyncio.Event()
+        self._wanted: frozenset[Part] = frozenset()
+        """Asked for while Calls wait for room."""
+        self._headers: dict[Part, tuple[Path, list[str]]] = {}
+        """Of what is not here: as `headers.lay` gives them, in their folder."""
+        self._ahead = Errands("weights_ahead_failed", self._bring_ahead, self._changed.set, clock)
+        self._asking = Errands("weights_header_failed", self._lay_header, self._changed.set, clock)
+
+    def __call__(self, model: Model, told: Callable[[str], None]) -> Awaitable[Held] | None:
+        """As Supply."""
+        return self._held(model, told) if parts(model) else None
+
+    async def _held(self, model: Model, told: Callable[[str], None]) -> Held:
+        """All of its weights, side by side; one that does not come ends the others."""
+        wanted, telling = parts(model), Telling(told, self._clock)
+        try:
+            came = await together([self._named(model, one, telling.of(one)) for one in wanted])
+            held = Held(model, tuple(came))
+            try:
+                folders = [(one.folder, [laid.path for laid in one.record.laid]) for one in came]
+                return held._replace(model=placed(model, dict(zip(wanted, folders, strict=True))))
+            except BaseException:
+                held.close()
+                raise
+        finally:
+            self._changed.set()
+
+    async def _named(self, model: Model, part: Part, told: obtain.Told) -> Copy:
+        """Raises AdapterError where it is only of adapters."""
+        try:
+            return await self._copy(part, told)
+        except TROUBLE as error:
+            names = [name for name, one in adapters(model).items() if one == part]
+            if not names or (part == own(model) and comes(model)):
+                raise
+            raise AdapterError(f"adapter {', '.join(names)}: {error}") from error
+
+    async def _copy(self, part: Part, told: obtain.Told) -> Copy:
+        async with self._opening:
+            if not self._open:
+                await in_thread(self._store.open)
+                self._open = True
+        of = fetch.lies(part.artifact)
+        with suppress(ForbiddenError):  # what it meant may be gone there: what it means now, and for whom, is asked
+            found = await fetch.kept(of, self._store, self._ways, allow_unsafe=part.unsafe)
+            if found is not None:
+                return found
+        return await fetch.bring(of, self._store, self._ways, told, _left, allow_unsafe=part.unsafe)
+
+    def located(self, model: Model) -> Model:
+        """The Model with its weights, or their headers, where they lie here, if they do.
+
+        Blocks for a look at the disk; holds nothing.
+        """
+        where = {one: found for one in parts(model) if (found := self._where(one)) is not None}
+        try:
+            return placed(model, where)
+        except EngineError:
+            return model  # its start says so
+
+    def _where(self, part: Part) -> tuple[Path, list[str]] | None:
+        record = self._record(part)
+        if record is None:
+            return self._headers.get(part)
+        return self._store.layout.copy(record.key) / "files", [one.path for one in record.laid]
+
+    def _record(self, part: Part) -> Record | None:
+        """Of the Copy that is here for who asks so."""
+        try:
+            key = fetch.recalled(fetch.lies(part.artifact), self._store, self._ways, allow_unsafe=part.unsafe)
+        except (BadReferenceError, BadDigestError, PolicyError):
+            return None
+        record = None if key is None else self._store.layout.record(key)
+        return None if record is None or (record.unsafe and not part.unsafe) else record
+
+    # --- ahead of a start, and what is here ---------------------------------------------------------------------------
+
+    def on_step(self, step: Step) -> None:
+        """Models whose Calls wait and for which nothing could be started yet have their weights brought already."""
+        world = step.after
+        if world.models is not step.before.models:
+            self._changed.set()
+        if (world.loads, world.by_model, world.models) == (step.before.loads, step.before.by_model, step.before.models):
+            return
+        waiting = (world.models.get(name) for name in wanting(world))
+        wanted = frozenset(
+            one for model in waiting if model is not None and not world.by_model.get(model.name) for one in parts(model)
+        )
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._changed.set()
+
+    async def run(self, loop: Watched, read_again: Callable[[], Awaitable[None]]) -> None:
+        """Until cancelled."""
+        known = frozenset[Part]()
+        await asyncio.to_thread(shutil.rmtree, self._store.layout.root / HEADERS, ignore_errors=True)
+        try:
+            while True:
+                self._changed.clear()
+                self._ahead.want(self._wanted, self._clock())
+                world = loop.world
+                here = await asyncio.to_thread(self._here, world)
+                self._asking.want(self._unknown(world, here), self._clock())
+                told = here | self._headers.keys()
+                if any(unsized(model) & (told - known) for model in world.models.values()):
+                    await read_again()  # what is here says how much memory it needs
+                known = told
+                self._tell(loop, here)
+                try:
+                    async with asyncio.timeout(self._wait_s()):
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            await self._ahead.close()
+            await self._asking.close()
+
+    def _tell(self, loop: Watched, here: frozenset[Part]) -> None:
+        """What is here, and what did not come."""
+        nodes = {slice_.node for slice_ in loop.world.slices.values()}
+        copies = frozenset(CopySeen(artifact=one.artifact, node=node) for one in here for node in nodes)
+        failed = {one.artifact: why for one, why in (self._asking.failed() | self._ahead.failed()).items()}
+        if (copies, failed) != (loop.world.copies, loop.world.unbrought):
+            loop.observe([CopiesSeen(copies=copies, failed=failed)])
+
+    def _wait_s(self) -> float:
+        due = [at_s for at_s in (self._ahead.next_s(), self._asking.next_s()) if at_s is not None]
+        return max(min([LOOK_EVERY_S, *(at_s - self._clock() for at_s in due)]), 0.0)
+
+    def _here(self, world: World) -> frozenset[Part]:
+        """What lies here of what Models want."""
+        wanted = {one for model in world.models.values() for one in parts(model)}
+        return frozenset(one for one in wanted if self._record(one) is not None)
+
+    def _unknown(self, world: World, here: frozenset[Part]) -> set[Part]:
+        """Of which nothing says yet how much memory it takes, and somebody has to know."""
+        wanted = {one for model in world.models.values() for one in unsized(model)}
+        return wanted - here - self._headers.keys()
+
+    async def _lay_header(self, part: Part) -> None:
+        named = f"{part.artifact}\0{part.unsafe}"
+        folder = self._store.layout.root / HEADERS / hashlib.sha256(named.encode()).hexdigest()
+        paths = await fetch.lay_headers(fetch.lies(part.artifact), self._ways, folder, allow_unsafe=part.unsafe)
+        if paths:
+            self._headers[part] = (folder, paths)
+
+    async def _bring_ahead(self, part: Part) -> None:
+        (await self._copy(part, lambda _: None)).close()
+
+
+def unsized(model: Model) -> Set[Part]:
+    """What of it may say how much memory it takes, where its document does not: its own weights until they have, and
+    its adapters, which come on top.
+    """
+    if not model.memory_bytes:
+        return set(parts(model))
+    return set() if model.spec.gpu.memory_bytes else set(adapters(model).values())
+
+
+async def together(coming: Sequence[Coroutine[None, None, Copy]]) -> list[Copy]:
+    """All of them, in their order. Where one fails, raises what it does, and nothing of the others is held."""
+    tasks = [asyncio.create_task(one) for one in coming]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done():
+                task.result()
+        return [task.result() for task in tasks]
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled() and task.exception() is None:
+                task.result().close()
+        raise
+
+
+def _left(path: str, why: str) -> None:
+    log.info("event=weights_left_out path=%r reason=%r", path, why)
+
+
+def wanting(world: World) -> list[ModelName]:
+    """Models that are called, or always wanted."""
+    called = [name for name, load in world.loads.items() if load.waiting]
+    return called + [model.name for model in world.models.values() if model.spec.replicas.min]
+
+
+def reached(settings: WeightsSettings) -> Registries:
+    """Registries as Settings say, with this machine's logins. A file that cannot be read is an
+    error of each pull. Raises SignersError.
+    """
+    mirrors: dict[str, list[MirrorSite]] = {}
+    for one in settings.mirrors:
+        host, _, prefix = one.host.partition("/")
+        registry = reference.DOCKER_HOST if one.registry == reference.DOCKER else one.registry
+        mirrors.setdefault(registry, []).append(MirrorSite(host, f"{prefix}/" if prefix else ""))
+    ca, signed = Path(settings.ca_file) if settings.ca_file else None, signers.policy(settings.signatures)
+    return Registries(keychain(), ca=ca, mirrors=mirrors, signatures=signed)
+
+
+class Telling:
+    """How far the pulls of one start are, as one sum, in words, now and then."""
+
+    def __init__(self, told: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._told = told
+        self._clock = clock
+        self._came: dict[Part, Came] = {}
+        self._said_s = -TELL_EVERY_S
+
+    def of(self, part: Part) -> obtain.Told:
+        """Hears of one of them."""
+
+        def came(now: Came) -> None:
+            self._came[part] = now
+            now_s = self._clock()
+            if now_s - self._said_s >= TELL_EVERY_S:
+                self._said_s = now_s
+                bytes_, total_bytes, bytes_per_s = (sum(column) for column in zip(*self._came.values(), strict=True))
+                self._told(f"{size(int(bytes_))} of {size(int(total_bytes))}, {size(round(bytes_per_s))} a second")
+
+        return came

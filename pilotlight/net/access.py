@@ -1,0 +1,149 @@
+"""The contract between gateways and autoscaler beyond one machine: what each side shows, believes and refuses.
+
+Owns the rules: a Unix socket needs nothing, its file modes are enough; over TCP a gateway shows a token, a certificate,
+or both; beyond loopback everything goes through TLS. What breaks a rule is refused at the start in one line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from aiohttp import web
+
+from autoscaler.server.auth import Admits, Door
+from gateway.control.client import HttpLink
+from gateway.control.discovery import Finding
+from gateway.control.sync import Sync
+from pilotlight.net import certificates
+from pilotlight.net.certificates import Identity
+from pilotlight.net.listen import Address
+from pilotlight.net.renewal import Files
+from pilotlight.net.webserver import Runner
+from pilotlight.output import say
+from pilotlight.process import socket_of
+
+if TYPE_CHECKING:  # a gateway starts without the control plane
+    from autoscaler.server.gateways import ContractServer
+
+_URL = re.compile(r"(?:dns\+)?(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})/?")
+CERTIFICATES = "--contract-cert-file and --contract-key-file"
+
+
+SOCKET_PATH_MAX = 107
+"""Bytes of a Unix socket's path (unix(7))."""
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """The files that one side of the contract was given."""
+
+    identity: Identity = Identity()
+    token: Path | None = None
+    agent_token: Path | None = None
+    """Of the autoscaler: the tokens of agents; `token` is then for gateways only."""
+    agent_name: str = ""
+    """Of the autoscaler: the DNS name of agents' certificates; all others are gateways'."""
+
+
+def check_autoscalers(urls: Sequence[str]) -> None:
+    """Raises click's usage error on what is no address of an autoscaler, or would go over a network in clear."""
+    for url in urls:
+        if url.startswith("unix:") and len(url) > len("unix:"):
+            if len(os.fsencode(url.removeprefix("unix:"))) > SOCKET_PATH_MAX:
+                raise click.UsageError(
+                    f"--autoscaler {url}: a path of more than {SOCKET_PATH_MAX} bytes is no socket's"
+                )
+            continue
+        found = _URL.fullmatch(url)
+        if found is None:
+            raise click.UsageError(
+                f"--autoscaler {url}: expected unix:PATH, https://HOST:PORT or dns+https://NAME:PORT"
+            )
+        if found["scheme"] == "http" and not Address(found["host"].strip("[]"), 0).loopback:
+            raise click.UsageError(f"--autoscaler {url}: the contract would cross the network in clear: use https://")
+
+
+class Ways:
+    """The ways to all autoscalers: `links` to those that were named one by one, and whoever is behind a name."""
+
+    def __init__(self, urls: Sequence[str], access: Access, files: Files) -> None:
+        """Raises click's usage error."""
+        check_autoscalers(urls)
+        identity, path = access.identity, access.token
+        self._token = None if path is None else files.read(lambda: certificates.tokens(path)[0], (path,))
+        warn(access)
+        self._tls = files.read(lambda: certificates.client(identity), identity.files) if identity.files else None
+        self._names = [url for url in urls if url.startswith("dns+")]
+        self.links = [HttpLink(url, token=self._token, tls=self._tls) for url in urls if url not in self._names]
+
+    def finding(self, sync: Sync) -> list[Finding]:
+        """What keeps `sync` on everybody behind each name."""
+        found = [match for url in self._names if (match := _URL.fullmatch(url))]
+        return [self._find(match["scheme"], match["host"], int(match["port"]), sync) for match in found]
+
+    def _find(self, scheme: str, host: str, port: int, sync: Sync) -> Finding:
+        def link(address: str) -> HttpLink:
+            url = f"{scheme}://{Address(address, port).text}"
+            return HttpLink(url, token=self._token, tls=self._tls, server_name=host)
+
+        return Finding(host, port, link, sync)
+
+
+def warn(access: Access) -> None:
+    """Says which secrets others can read."""
+    for line in certificates.too_open(access.identity.key, access.token, access.agent_token):
+        say(line)
+
+
+def check_port(address: Address, access: Access, *, accounts: bool = False) -> None:
+    """Raises click's usage error where anybody could report, or read along. `accounts`: some are named."""
+    identity = access.identity
+    if access.agent_token is not None and access.token is None and not accounts:
+        raise click.UsageError("--agent-token-file requires --token-file, or gateways cannot report")
+    if access.agent_name and identity.ca is None:
+        raise click.UsageError("--agent-certificate-name: no client shows a certificate: give --contract-ca-file, too")
+    if access.token is None and identity.ca is None and not accounts:
+        raise click.UsageError(
+            f"--contract-listen {address.text}: anybody could report: give --token-file, or --contract-ca-file to let "
+            "in whom it has certified"
+        )
+    if identity.cert is None and (identity.ca is not None or not address.loopback):
+        raise click.UsageError(f"--contract-listen {address.text}: it needs TLS here: give {CERTIFICATES}")
+
+
+async def open_port(
+    contract: ContractServer, address: Address, access: Access, files: Files, admits: Admits | None = None
+) -> Runner:
+    """The contract on TCP; `cleanup` of what is returned ends it. Raises click's usage error."""
+    check_port(address, access, accounts=admits is not None)
+    return await listening(contract.application(door(access, files, admits)), address, access, files)
+
+
+def door(access: Access, files: Files, admits: Admits | None = None) -> Door | None:
+    """None: no client has to identify itself by more than a certificate. Raises click's usage error."""
+    tokens, agent_tokens = _tokens(access.token, files), _tokens(access.agent_token, files)
+    if tokens is None and agent_tokens is None and admits is None and not access.agent_name:
+        return None
+    return Door(tokens, admits=admits, agent_tokens=agent_tokens, agent_name=access.agent_name)
+
+
+def _tokens(path: Path | None, files: Files) -> Callable[[], Sequence[str]] | None:
+    return None if path is None else files.read(lambda: certificates.tokens(path), (path,))
+
+
+async def listening(application: web.Application, address: Address, access: Access, files: Files) -> Runner:
+    """An application behind the certificate that there is; `cleanup` ends it. Raises click's usage error."""
+    identity = access.identity
+    warn(access)
+    tls = None
+    if identity.cert is not None:
+        tls = certificates.renewed(files.read(lambda: certificates.server(identity), identity.files))
+    runner = Runner(application)
+    await runner.setup()
+    await web.SockSite(runner, socket_of(None, address), ssl_context=tls).start()
+    return runner

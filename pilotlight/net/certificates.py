@@ -1,0 +1,143 @@
+"""Certificate, key, authority and token files: read, checked, and made into what TLS needs. One line for what is wrong.
+
+Owns how strict our TLS is: Python's default contexts (its ciphers), TLS 1.2 or newer, no renegotiation, HTTP/1.1, and
+verification of whom we call, always. No key and no token ever gets into a message.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from pilotlight.net import files
+
+TOKEN_CHARACTERS_MIN = 32
+"""Half of what `openssl rand -hex 32` prints: 128 bits."""
+TOKENS_MAX = 16
+TOKEN_FILE_BYTES_MAX = 16 << 10
+MAKE_TOKEN = "make one with `openssl rand -hex 32`"  # noqa: S105  a command, no password
+
+
+class FileError(Exception):
+    """A file cannot be used. The text is one line that names the file and the fix."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of one side of TLS, PEM. `ca`: whose certificates of the other side are believed."""
+
+    cert: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Those that are given."""
+        return tuple(path for path in (self.cert, self.key, self.ca) if path is not None)
+
+
+def server(identity: Identity) -> ssl.SSLContext:
+    """What a listener needs. With `ca` only clients with a certificate of it are let in. Raises FileError."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    if identity.ca is not None:
+        context.load_verify_locations(cadata=_certificates(identity.ca))
+        context.verify_mode = ssl.CERT_REQUIRED
+    _show(context, identity)
+    return _hardened(context)
+
+
+def client(identity: Identity) -> ssl.SSLContext:
+    """What a caller needs; without `ca` the system's authorities are believed. Raises FileError."""
+    context = ssl.create_default_context(cadata=None if identity.ca is None else _certificates(identity.ca))
+    if identity.cert is not None:
+        _show(context, identity)
+    return _hardened(context)
+
+
+def renewed(context: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+    """A context for a listener that takes only one: every handshake gets what `context` gives then."""
+
+    def choose(handshake: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
+        handshake.context = context()
+
+    first = context()
+    first.sni_callback = choose
+    return first
+
+
+def tokens(path: Path) -> tuple[str, ...]:
+    """The tokens of a file, one on a line: a caller shows the first, a listener takes any. Raises FileError."""
+    text = read(path, TOKEN_FILE_BYTES_MAX)
+    found = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if not found:
+        raise FileError(f"{path}: no token in it: {MAKE_TOKEN}")
+    if len(found) > TOKENS_MAX:
+        raise FileError(f"{path}: more than {TOKENS_MAX} tokens: leave out the old ones")
+    if any(
+        len(one) < TOKEN_CHARACTERS_MIN or not one.isascii() or not one.isprintable() or " " in one for one in found
+    ):
+        raise FileError(
+            f"{path}: a token is {TOKEN_CHARACTERS_MIN} or more visible ASCII characters on one line: {MAKE_TOKEN}"
+        )
+    return found
+
+
+def too_open(*secrets: Path | None) -> list[str]:
+    """A line for each file with a secret that others can read."""
+    return [
+        f"{path} can be read by other users of this machine: chmod 600 {path}"
+        for path in dict.fromkeys(secrets)
+        if path is not None and os.path.exists(path) and path.stat().st_mode & stat.S_IROTH  # noqa: PTH110  Path's raises
+    ]
+
+
+def _hardened(context: ssl.SSLContext) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _certificates(path: Path) -> str:
+    """The text of a file of certificates, after a look whether they can be used."""
+    text = read(path)
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError):
+        raise FileError(f"{path}: no certificate in PEM form that can be used") from None
+    return text
+
+
+def _show(context: ssl.SSLContext, identity: Identity) -> None:
+    """Loads certificate and key; says which of the two is wrong, and how."""
+    cert, key = identity.cert, identity.key
+    if cert is None or key is None:
+        raise FileError(f"{cert or key}: certificate and key are needed together")
+    _certificates(cert)
+    read(key)
+
+    def encrypted() -> str:
+        raise FileError(f"{key}: the key is encrypted: write it out with `openssl pkey -in {key} -out NEW`")
+
+    try:
+        context.load_cert_chain(cert, key, encrypted)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            wrong = f"this key does not belong to the certificate {cert}: give the one that it was made with"
+            raise FileError(f"{key}: {wrong}") from None
+        raise FileError(f"{key}: no private key in PEM form that can be used") from None
+
+
+def read(path: Path, bytes_max: int = 1 << 20) -> str:
+    """The text of a PEM file, or of tokens. Raises FileError."""
+    try:
+        data = files.read(path, bytes_max)
+    except files.TooLargeError:
+        raise FileError(f"{path}: larger than {bytes_max >> 10} KiB: that is no PEM file or token") from None
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: {files.reason(error)}: name a file that this user can read") from None
+    return data.decode("ascii", "ignore")  # bundles have names beside certificates

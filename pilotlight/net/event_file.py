@@ -1,0 +1,51 @@
+"""The file of Call events: one line per Call, ids only. Owns its bound: at 64 MiB it becomes FILE.1 and starts anew."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from pilotlight.output import say
+
+BYTES_MAX = 64 << 20
+LOOK_S = 5.0
+"""How often its size is looked at; between two looks it may grow past the bound."""
+
+
+class EventFile:
+    """An append-only file behind one descriptor that stays the same when the file is replaced.
+
+    A disk that takes nothing costs events, never Calls: then `fd` is None, or the file that cannot be replaced is
+    emptied.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.fd: int | None = None
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.fd = self._open()
+        except OSError as error:
+            say(f"no call events are kept: {path}: {error.strerror}")
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    async def keep_small(self) -> None:
+        """Replaces the file whenever it is over its bound, until cancelled."""
+        while self.fd is not None:
+            if os.fstat(self.fd).st_size > BYTES_MAX:
+                try:
+                    self._replace(self.fd)
+                except OSError as error:
+                    say(f"{self._path} is over its bound, cannot be replaced ({error.strerror}) and is emptied")
+                    os.ftruncate(self.fd, 0)
+            await asyncio.sleep(LOOK_S)
+
+    def _replace(self, fd: int) -> None:
+        if self._path.exists():
+            self._path.replace(self._path.with_suffix(self._path.suffix + ".1"))
+        fresh = self._open()
+        os.dup2(fresh, fd, inheritable=False)
+        os.close(fresh)

@@ -1,0 +1,366 @@
+"""Composes one autoscaler process on one machine: documents, state, local driver, loop, contract and operations port.
+
+Owns the order of its start and stop. At SIGTERM every engine is stopped and proven gone, unless `keep_engines`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import click
+import msgspec
+from aiohttp import web
+
+from autoscaler.contract import GatewayId, ModelName
+from autoscaler.controller.loop import Listener, Loop, Step
+from autoscaler.drivers.contained import persist
+from autoscaler.drivers.driver import Driver
+from autoscaler.drivers.local.cordon_file import CordonFile
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.driver import LocalDriver
+from autoscaler.drivers.local.history_file import HistoryFile
+from autoscaler.drivers.local.lessons import LessonFile
+from autoscaler.drivers.local.nvml import open_nvml
+from autoscaler.drivers.local.processes import become_subreaper
+from autoscaler.drivers.local.state_directory import StateDirectory, StateError
+from autoscaler.engines.installed import available
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.fit import Needs
+from autoscaler.queries.views import DocumentsView
+from autoscaler.server.auth import Admits
+from autoscaler.server.gateways import ContractServer
+from autoscaler.server.metrics import Metrics
+from autoscaler.server.operator_api import Commands
+from autoscaler.server.ops import OperationsServer
+from autoscaler.spec.load import Documents
+from autoscaler.spec.model import Model
+from autoscaler.spec.settings import Settings
+from autoscaler.state.actions import FailStart
+from autoscaler.state.events import ClockSeen, DocumentsSeen, GatewaySeen, HistorySeen
+from autoscaler.state.world import World
+from pilotlight import __version__, process
+from pilotlight.models import capacity_providers
+from pilotlight.models.cpu_warning import CpuBound
+from pilotlight.models.documents import NONE_KNOWN, as_it_is, launcher, problem_file, read_documents
+from pilotlight.models.fit import needs, told
+from pilotlight.models.page_cache import Warming
+from pilotlight.models.signers import SignersError
+from pilotlight.models.weights import STORE, Supply
+from pilotlight.net import access, hosts, webserver
+from pilotlight.net import http_server as health
+from pilotlight.net.access import Access
+from pilotlight.net.listen import Address, check_operations
+from pilotlight.net.renewal import Files
+from pilotlight.output import say
+from pilotlight.processes import cluster
+from pilotlight.processes.cluster import Cluster, ClusterOptions
+from pilotlight.processes.console import Misfits
+from pilotlight.processes.narrator import Narrator
+from pilotlight.processes.placement_learning import Tutor
+from pilotlight.processes.preflight import Preflight
+
+SAVE_S = 60.0
+"""Histories are written this often, and at the end."""
+CLOCK_EVERY_S = 60.0
+"""So often it is told what time of day it is."""
+nvml = functools.cache(open_nvml)
+"""Opened once: whoever reads documents asks whether there are GPUs, before the driver does."""
+Located = Callable[[Model], Model]
+"""As `gathering.read_documents` has it."""
+Tell = Callable[[DocumentsSeen], None]
+"""Takes what files say."""
+ENGINE_GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL for an engine at the end: no Call is on it any more."""
+
+
+class AutoscalerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What one autoscaler process is told."""
+
+    state: Path
+    documents: Path
+    contract_socket: Path | None
+    ops: Address
+    contract_listen: Address | None = None
+    """Where gateways of other machines report, if they show what `access` asks for."""
+    access: Access = Access()
+    health: Address | None = None
+    """Also where it says whether it lives and can serve, and its metrics."""
+    ops_fd: int | None = None
+    """A listening socket to take over instead of opening `ops`."""
+    gateway_sockets: tuple[Path, ...] = ()
+    """Of the gateways beside us: STATE/run/GATEWAY.sock. They are known from the start, heard or not."""
+    parent: int | None = None
+    keep_engines: bool = False
+    cluster: ClusterOptions | None = None
+    """Replicas are pods there; None: they are processes of this machine."""
+
+
+def run(options: AutoscalerOptions) -> None:
+    """Runs until SIGTERM."""
+    check_contract(options)
+    if options.parent is not None:
+        process.die_with_parent(options.parent)
+    try:
+        process.run(serve(options))
+    except StateError as error:
+        raise click.UsageError(str(error)) from None
+
+
+async def serve(options: AutoscalerOptions) -> None:
+    """The life of the process."""
+    async with AsyncExitStack() as stack:
+        await live(options, stack)
+
+
+async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
+    """Starts, runs and ends. What is opened for longer than the loop goes on `stack`."""
+    clock = time.monotonic  # uvloop's own is a cached millisecond
+    stop, again = process.stop_event(), process.reload_event()
+    documents = read(options)  # after `again`: what is written from now on is told
+    by_hand = options.parent is None  # else `serve` owns it
+    state = StateDirectory.open(options.state) if by_hand else StateDirectory.attach(options.state)
+    become_subreaper()
+    histories = HistoryFile(state, clock, time.time)
+    devices = Devices(() if options.cluster else documents.settings.devices, nvml)
+    driver: Driver
+    house: Cluster | None = None
+    supply, located = none_supplied()
+    if options.cluster is None:
+        documents, supply = supplied(options, documents)
+        driver, located = LocalDriver(state, launcher(lambda: devices.measured), devices, clock, supply), supply.located
+        loop = Loop(World(epoch=state.next_epoch(), leading_since_s=clock()), driver, clock)
+    else:
+        house = await stack.enter_async_context(cluster.opened(options.cluster, clock))
+        driver, loop = house.driver, house.loop()
+    log = Log()
+    metrics = Metrics(lambda: loop.world, clock, dict if house is None else house.unreadable.counts)
+    tell: Tell = (lambda documents: loop.observe([documents])) if house is None else house.put_files
+    reloads = Reloads(options, loop, tell, located)
+    preflight = Preflight(loop, driver.obstacle, reloads)
+    cpu_bound = CpuBound(lambda: devices.measured, available())
+    loop.listeners += listeners(metrics, Misfits(loop.fault), preflight, cpu_bound, log)
+    tell(seen(documents))
+    tutor = remember(histories, loop, Tutor(loop, LessonFile(state), clock))
+    loop.observe([GatewaySeen(gateway=GatewayId(path.stem), watched=True) for path in options.gateway_sockets])
+    files = Files()
+    orders = take_orders(state, loop, clock, house)
+    operations = OperationsServer(
+        loop, log, metrics.text, lambda: options.gateway_sockets, __version__, commands=orders,
+        off=() if house is None else house.off, needs=needing(loop, located, in_cluster=house is not None),
+        documents=reloads.view,
+    )  # fmt: skip
+    runners = await ports(options, ContractServer(loop), operations, files, None if house is None else house.admits)
+    process.settle()
+    async with asyncio.TaskGroup() as tasks:
+        kept: dict[str, Callable[[], Awaitable[None]]] = {
+            "certificates": files.follow,
+            "preflight": preflight.run,
+            "cpu": cpu_bound.run,
+            "lessons": tutor.run,
+            "histories": functools.partial(save_often, histories, loop),
+            "documents": functools.partial(reload, again, reloads),
+            "time": functools.partial(tell_time, loop, clock, time.time),
+            **({} if supply is None else weights_tasks(supply, located, loop, reloads)),
+        }
+        works = [loop.run(), *(persist(work, functools.partial(loop.trouble, what)) for what, work in kept.items())]
+        running = [tasks.create_task(work) for work in works]
+        if house is not None:
+            running.append(tasks.create_task(house.run()))
+        await stop.wait()
+        if not options.keep_engines and house is None:  # pods are not ours to take along
+            await loop.wind_down(ENGINE_GRACE_S)
+        for task in running:
+            task.cancel()
+    if house is not None:
+        await house.release()
+    save(histories, loop, at_once=True)
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def tell_time(loop: Loop, clock: Callable[[], float], unix: Callable[[], float]) -> None:
+    """What time of day it is, for `replicas.schedule`; the clock of a machine may be set."""
+    while True:
+        loop.observe([ClockSeen(unix_offset_s=unix() - clock())])
+        await asyncio.sleep(CLOCK_EVERY_S)
+
+
+def needing(loop: Loop, located: Located, *, in_cluster: bool) -> Callable[[Model], Needs]:
+    """What `explain fit` knows of artifacts."""
+    if in_cluster:
+        return lambda model: told(model, loop.world.looked)
+    return lambda model: needs(located(model))
+
+
+def listeners(
+    metrics: Metrics, misfits: Misfits, preflight: Preflight, cpu_bound: CpuBound, log: Log
+) -> list[Listener]:
+    """Who looks at each step, in this order."""
+    looking = [metrics.on_step, misfits.on_step, preflight.on_step, cpu_bound.on_step]
+    return [*looking, telling(log, Narrator())]
+
+
+def supplied(options: AutoscalerOptions, documents: Documents) -> tuple[Documents, Supply]:
+    """What brings weights to this machine, and the documents with what those need that are here already."""
+    try:
+        supply = Supply(options.state / STORE, documents.settings.weights)
+    except SignersError as error:
+        raise click.UsageError(f"Settings: {error}") from None
+    return read(options, located=supply.located), supply
+
+
+def weights_tasks(
+    supply: Supply, located: Located, loop: Loop, reloads: Reloads
+) -> dict[str, Callable[[], Awaitable[None]]]:
+    """The tasks that pull weights to this machine and read them ahead, by name."""
+    warming = Warming(located)
+    loop.listeners += [supply.on_step, warming.on_step]
+    return {"weights": functools.partial(supply.run, loop, reloads), "warming": warming.run}
+
+
+def none_supplied() -> tuple[Supply | None, Located]:
+    """Nothing brings weights here."""
+    return None, as_it_is
+
+
+def remember(histories: HistoryFile, loop: Loop, tutor: Tutor) -> Tutor:
+    """What was learnt before this process started."""
+    remembered, broken = histories.load()
+    if broken:
+        say(broken)
+    loop.observe([HistorySeen(model=model, history=history) for model, history in remembered.items()])
+    tutor.remember()
+    return tutor
+
+
+def take_orders(state: StateDirectory, loop: Loop, clock: Callable[[], float], house: Cluster | None) -> Commands:
+    """Operators' orders; those that were kept are in force."""
+    if house is not None and house.cordons is not None:
+        return Commands(loop, house.cordons)
+    kept = CordonFile(state, loop.observe, clock, time.time)
+    if broken := kept.load():
+        say(broken)
+    return Commands(loop, kept)
+
+
+async def ports(
+    options: AutoscalerOptions, contract: ContractServer, operations: OperationsServer, files: Files,
+    admits: Admits | None,
+) -> list[webserver.Runner]:  # fmt: skip
+    """Opens the contract, the operations port and the health port; `cleanup` of each ends it."""
+    runners = [webserver.Runner(app) for app in (contract.application(), hosts.guarded(operations.application()))]
+    for runner in runners:
+        await runner.setup()
+    if options.contract_socket is not None:
+        options.contract_socket.unlink(missing_ok=True)
+        await web.UnixSite(runners[0], str(options.contract_socket)).start()
+    await web.SockSite(runners[1], process.socket_of(options.ops_fd, options.ops)).start()
+    if options.contract_listen is not None:
+        runners.append(await access.open_port(contract, options.contract_listen, options.access, files, admits))
+    runners.append(await health.open_port(options.health, operations.health()))
+    return runners
+
+
+def check_contract(options: AutoscalerOptions) -> None:
+    """Raises click's usage error when no gateway could report, or anybody."""
+    if options.contract_listen is not None:
+        named = options.cluster is not None and bool(options.cluster.users)
+        access.check_port(options.contract_listen, options.access, accounts=named)
+        if options.cluster is not None and options.cluster.accounts:
+            say(
+                "--account is deprecated: it grants the roles of both gateways and agents; "
+                "use --gateway-account and --agent-account"
+            )
+    elif options.contract_socket is None:
+        raise click.UsageError("where shall gateways report? give --contract-socket or --contract-listen")
+
+
+def read(
+    options: AutoscalerOptions, known: Mapping[ModelName, Model] = NONE_KNOWN, located: Located = as_it_is
+) -> Documents:
+    """The documents. Raises click's usage error on wrong ones, and on those with which `--ops` may not be open.
+
+    The supervisor has looked at a listener that it hands down.
+    """
+
+    def gpus(settings: Settings) -> bool:
+        """Whether what an engine keeps in the host's memory is not on its Device."""
+        return options.cluster is not None or (not settings.devices and nvml() is not None)
+
+    documents = read_documents(options.documents, known, gpus, located)
+    capacity_providers.check(documents.settings, "machine" if options.cluster is None else options.cluster.scope)
+    if options.ops_fd is None:
+        check_operations(options.ops, documents.settings.auth)
+    return documents
+
+
+def telling(log: Log, narrator: Narrator) -> Listener:
+    """What is written down of each step, for `explain`, and what the person at the terminal reads of it."""
+
+    def on_step(step: Step) -> None:
+        log.extend(step.transitions)
+        narrator.on_step(step)
+        nowhere = [unmet for unmet in step.plan.unmet if unmet.model not in step.after.by_model]
+        impossible = [action for action in step.actions if isinstance(action, FailStart)]
+        narrator.refused(log.refuse([*nowhere, *impossible], step.acted_s))
+
+    return on_step
+
+
+def seen(documents: Documents) -> DocumentsSeen:
+    """All of them, as the loop observes them."""
+    return DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)
+
+
+async def reload(again: asyncio.Event, reloads: Callable[[], Awaitable[None]]) -> None:
+    """Reads the documents again at each reload event."""
+    while True:
+        await again.wait()
+        again.clear()
+        await reloads()
+
+
+class Reloads:
+    """Reads the documents again, and reports the last failure, its own or that of `serve`."""
+
+    def __init__(self, options: AutoscalerOptions, loop: Loop, tell: Tell, located: Located) -> None:
+        self._options, self._loop, self._tell, self._located = options, loop, tell, located
+        self._problem = ""
+
+    async def __call__(self) -> None:
+        """Invalid documents are logged, and the last valid ones stay in force."""
+        try:
+            self._tell(seen(await asyncio.to_thread(read, self._options, self._loop.world.models, self._located)))
+        except click.UsageError as error:
+            self._problem = f"{error.message}; the last valid documents stay in force"
+            say(self._problem)
+        else:
+            self._problem = ""
+
+    def view(self) -> DocumentsView:
+        """For the operations port. `serve` checks documents first, and leaves its reason in a file."""
+        path = problem_file(self._options.documents)
+        with contextlib.suppress(OSError):
+            return DocumentsView(problem=path.read_text(errors="replace"))
+        return DocumentsView(problem=self._problem)
+
+
+async def save_often(histories: HistoryFile, loop: Loop) -> None:
+    """Keeps what was learnt of starts on disk."""
+    while True:
+        await asyncio.sleep(SAVE_S)
+        save(histories, loop)
+
+
+def save(histories: HistoryFile, loop: Loop, *, at_once: bool = False) -> None:
+    """A disk that is full costs what was learnt, never the autoscaler."""
+    try:
+        histories.save(loop.world.histories, at_once=at_once)
+    except OSError as error:
+        say(f"what was learnt cannot be kept ({error.strerror}): look at the state directory's disk")

@@ -1,0 +1,337 @@
+"""Composes what an autoscaler has of a cluster: its driver, its leadership, the gateways' pods, and who may report.
+
+Owns the connections to the API server: one whose writes end with our leadership (all that acts), one for the Lease
+alone, so that nothing can hold up its renewal, and one for questions. In a pod the engine's program is its image's,
+found on the PATH there. Owns the one error where the extra is missing, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from os import environ
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+import msgspec
+from msgspec.structs import replace
+
+from autoscaler import engines
+from autoscaler.capacity.machine_groups import most
+from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
+from autoscaler.controller.loop import Loop, Step
+from autoscaler.controller.weights_wait import NodeSupply
+from autoscaler.drivers import probes
+from autoscaler.drivers.contained import persist
+from autoscaler.drivers.driver import SharedDriver
+from autoscaler.fold import operator_orders
+from autoscaler.fold.fold import Observation
+from autoscaler.queries.memory import AS_ASKED, Given
+from autoscaler.queries.node_reports import is_back
+from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Roles
+from autoscaler.spec import ownership
+from autoscaler.spec.model import Model
+from autoscaler.spec.ownership import Ownership
+from autoscaler.state.events import DocumentsSeen, FollowingSeen, LeadingSeen
+from autoscaler.state.world import World
+from autoscaler.weights import mounts
+from pilotlight.models.capacity_providers import Supplies
+
+if TYPE_CHECKING:
+    from autoscaler.drivers.kubernetes.inventory.declared import DeclaredDevices
+    from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
+    from autoscaler.drivers.kubernetes.inventory.node_cordons import NodeCordons
+    from autoscaler.kubernetes.api import Api
+    from autoscaler.kubernetes.leader_election import Elector
+
+IN_IMAGES = {"llama-server": "llama-server", "vllm": "vllm", "ollama": "ollama", "sglang": "python3"}
+"""Programs as the engines' own images have them."""
+
+
+class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an autoscaler is told of its cluster."""
+
+    namespace: str
+    """Of the pods."""
+    home: str = ""
+    """Of the Lease, and of the gateways; absent: the same."""
+    scope: Literal["cluster", "namespace"] = "cluster"
+    """How far our rights reach: with `namespace` nodes and Tenant resources may not be read."""
+    kubeconfig: Path | None = None
+    lease: str = "pilotlight"
+    identity: str = ""
+    """Ours in the Lease; absent: the pod's name, or the host's. Each process adds something of its own."""
+    gateway_pods: str = "app.kubernetes.io/component=gateway"
+    """Which pods are gateways, each named as its pod; empty: who they are is only known from their reports."""
+    adopt_in: tuple[str, ...] | None = None
+    """Namespaces whose annotated Deployments and StatefulSets are ours to serve, too; absent: all that we may see."""
+    watch_kubeai: bool = False
+    """Models of KubeAI are ours to serve, too."""
+    weights_store: str = mounts.STORE
+    """Of the agents, on their nodes."""
+    accounts: tuple[str, ...] = ()
+    """Service accounts of gateways and agents alike: NAME, or NAMESPACE:NAME."""
+    gateway_accounts: tuple[str, ...] = ()
+    """Of gateways only."""
+    agent_accounts: tuple[str, ...] = ()
+    """Of agents only."""
+
+    @property
+    def own_namespace(self) -> str:
+        """Where we are ourselves."""
+        return self.home or self.namespace
+
+    @property
+    def installation(self) -> str:
+        """What objects that it makes are labelled with."""
+        return ownership.identity(self.own_namespace, self.lease)
+
+    @property
+    def title(self) -> str:
+        """The installation as people name it."""
+        return ownership.title(self.own_namespace, self.lease)
+
+    @property
+    def users(self) -> dict[str, Roles]:
+        """The accounts as the API server names them, each with its roles."""
+        found: dict[str, Roles] = {}
+        for accounts, roles in ((self.accounts, BOTH), (self.gateway_accounts, GATEWAY), (self.agent_accounts, AGENT)):
+            for one in accounts:
+                user = f"system:serviceaccount:{one if ':' in one else f'{self.own_namespace}:{one}'}"
+                found[user] = found.get(user, roles) | roles
+        return found
+
+
+class Cluster:
+    """One autoscaler's part of a cluster. Its `loop` is made before `run`."""
+
+    _loop: Loop
+
+    def __init__(
+        self,
+        options: ClusterOptions,
+        apis: tuple[Api, Api],
+        elector: Elector,
+        name: str,
+        clock: Callable[[], float],
+    ) -> None:
+        """`apis`: for what acts, whose writes end with our leadership, and for questions. `name` is ours in Events."""
+        from autoscaler.drivers.kubernetes.composite import CompositeDriver
+        from autoscaler.drivers.kubernetes.driver import KubernetesDriver
+        from autoscaler.drivers.kubernetes.inventory.declared import DeclaredDevices
+        from autoscaler.drivers.kubernetes.inventory.disruption_budgets import Disruptions
+        from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
+        from autoscaler.drivers.kubernetes.inventory.node_cordons import NodeCordons
+        from autoscaler.server.token_review import Tokens
+        from pilotlight.kube import Objects
+        from pilotlight.processes.cluster_documents import Resources
+
+        acting, asking = apis
+        owner = Ownership(options.installation)
+        self._options = options
+        self._asking = asking
+        self.unreadable = asking.unreadable
+        """Objects that no watch of this process can read."""
+        self._elector = elector
+        self._clock = clock
+        self._listed = asyncio.Event()
+        self._pace = probes.Pace(clock)
+        self._pace.leads = False
+        self._supply = NodeSupply(lambda: self._loop.world, clock)
+        own = KubernetesDriver(
+            acting, options.namespace, launch, image, clock, settings=lambda: self._loop.world.settings,
+            inventory=options.scope == "cluster", groups=lambda: most(self._loop.world), measured=self._measured,
+            pace=self._pace, supply=self._supply, owner=owner,
+        )  # fmt: skip
+        self._own = own
+        self._declared: DeclaredDevices | None = None
+        """Devices, where nodes may not be read."""
+        if options.scope == "namespace":
+            self._declared = DeclaredDevices(asking, options.namespace, self._observe, lambda: self._loop.world)
+        self._disruptions = Disruptions(asking, options.namespace, self._observe, owner)
+        self._resources = Resources(options, acting, asking, reporter=name, clock=clock, pace=self._pace)
+        self.driver: SharedDriver = CompositeDriver(own, self._resources.adopted)
+        self.cordons: NodeCordons | None = None
+        """On Node objects, where they may be read."""
+        self._cutter: NodeCutter | None = None
+        """Of their GPUs."""
+        if options.scope == "cluster":
+            self.cordons = NodeCordons(acting, asking, self._observe, clock)
+            self._cutter = NodeCutter(acting, asking, self._observe, lambda: self._loop.world.settings, clock)
+        places = (options.namespace, options.own_namespace, options.lease)
+        self._supplies = Supplies(
+            Objects(acting, asking, owner), places, lambda: self._loop.world, self._observe, clock,
+            leads=lambda: elector.writes_s() > 0,
+        )  # fmt: skip
+        self._tokens = Tokens(asking, options.users)
+        self.admits: Admits | None = self._tokens.admits if options.users else None
+        """Who may report, beside those who know the shared secret."""
+
+    @property
+    def off(self) -> tuple[str, ...]:
+        """What does not work in this mode."""
+        from autoscaler.kubernetes.rbac import OFF
+
+        return OFF if self._options.scope == "namespace" else ()
+
+    def loop(self) -> Loop:
+        """The loop of our driver, which leads once we are elected."""
+        elector = self._elector
+        self._loop = Loop(
+            World(epoch=0, leads=False, installation=self._options.installation),
+            self.driver, self._clock, elector.writes_s, elector.in_touch,
+            cutter=self._cutter, supplier=self._supplies,
+        )  # fmt: skip
+        self.unreadable.fault = self._loop.trouble
+        self._resources.join(self._loop)
+        self._loop.listeners += [self._on_step, self._supply.on_step, self._supplies.on_step]
+        return self._loop
+
+    def put_files(self, seen: DocumentsSeen) -> None:
+        """What files say, at first and again: a part of all documents.
+
+        Here `auth: auto` needs keys, Tenants or not: to delete the last one must not open the port to everybody.
+        """
+        auth = "keys" if seen.settings.auth == "auto" else seen.settings.auth
+        self._resources.put_files(replace(seen, settings=replace(seen.settings, auth=auth)))
+
+    def _observe(self, seen: Sequence[Observation]) -> None:
+        self._loop.observe(seen)
+
+    def _measured(self, replica: ReplicaId, since_s: float) -> bool:
+        """What agents of nodes say."""
+        return is_back(self._loop.world, replica, since_s, self._clock())
+
+    def _silent(self) -> list[GatewayId]:
+        """Gateways that may be gone: nothing was heard of them for as long as a report counts."""
+        since_s = self._clock() - REPORT_EXPIRY_S
+        return [id for id, one in self._loop.world.gateways.items() if not one.gone and one.seen_s <= since_s]
+
+    def _on_step(self, step: Step) -> None:
+        if step.after.synced:
+            self._listed.set()
+        others = step.before.settings is not step.after.settings
+        if others:
+            self._resources.adopted.look_again()
+        if self._declared is not None:
+            self._declared.on_step(step)
+        elif others:
+            self._own.look_again()
+            if self._cutter is not None:
+                self._cutter.look_again()
+
+    # --- drivers.kubernetes.lease.Process -----------------------------------------------------------------------------
+
+    def lease_seconds(self) -> int:
+        """As the Settings say now."""
+        return self._loop.world.settings.lease_seconds
+
+    def heard(self) -> frozenset[int]:
+        """The epochs that gateways and agents have heard of."""
+        return operator_orders.heard(self._loop.world)
+
+    def lead(self, epoch: int) -> None:
+        """The World begins anew, from what there is now."""
+        self._pace.leads = True
+        self._loop.observe((LeadingSeen(epoch=epoch),))
+        self.driver.lead()
+
+    async def follow(self) -> None:
+        """All that was ordered ends."""
+        self._pace.leads = False
+        await self.driver.follow()
+        if self._cutter is not None:
+            await self._cutter.follow()
+        self._loop.observe((FollowingSeen(),))
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Watches the gateways' pods, and stands for election as soon as all that exists is known; until cancelled.
+
+        `release` is to follow.
+        """
+        from autoscaler.drivers.kubernetes.volumes import looked
+        from autoscaler.kubernetes.gateway_pods import GatewayPods
+
+        looks = partial(looked, self._asking, self._options.scope, self._options.weights_store, self._observe)
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "disruptions": self._disruptions.run,
+            "volumes": looks,
+            "resources": self._resources.run,
+            "capacity": self._supplies.run,
+        }
+        if self._options.gateway_pods:
+            home, selector = self._options.own_namespace, self._options.gateway_pods
+            parts["gateways"] = GatewayPods(self._asking, home, self._loop.observe, selector, self._silent).run
+        if self.cordons is not None:
+            parts["cordons"] = self.cordons.run
+        if self._cutter is not None:
+            parts["cutting"] = self._cutter.run
+        if self._declared is not None:
+            parts["quotas"] = self._declared.run
+        async with asyncio.TaskGroup() as tasks:
+            for name, part in parts.items():
+                tasks.create_task(persist(part, partial(self._loop.trouble, name)))
+            await self._listed.wait()
+            await self._resources.told.wait()  # what runs would look like strangers
+            tasks.create_task(persist(partial(self._elector.run, self), partial(self._loop.trouble, "election")))
+
+    async def release(self) -> None:
+        """Nothing of ours acts any more: another may lead at once."""
+        await self._resources.flush()
+        await self._elector.release()
+
+    async def close(self) -> None:
+        """Nobody asks any more who may report."""
+        await self._tokens.close()
+
+
+@asynccontextmanager
+async def opened(options: ClusterOptions, clock: Callable[[], float]) -> AsyncIterator[Cluster]:
+    """Raises click's usage error where the extra is not installed, or there is no way to an API server."""
+    from autoscaler.kubernetes.api import Api
+    from autoscaler.kubernetes.kubeconfig import AccessError, access
+    from autoscaler.kubernetes.leader_election import Elector
+    from autoscaler.kubernetes.unreadable import UnreadableObjects
+
+    try:
+        way = await access(options.kubeconfig)
+    except AccessError as error:
+        raise click.UsageError(str(error)) from None
+    unreadable = UnreadableObjects()
+    async with Api(way, unreadable=unreadable) as leasing, Api(way, unreadable=unreadable) as asking:
+        name = identity(options.identity)
+        elector = Elector(leasing, options.own_namespace, options.lease, name, clock)
+        async with Api(way, elector.writes_s, unreadable=unreadable) as acting:
+            cluster = Cluster(options, (acting, asking), elector, name, clock)
+            try:
+                yield cluster
+            finally:
+                await cluster.close()
+
+
+def identity(given: str) -> str:
+    """Nobody else's, not even of the process that ran here before: it may still be writing."""
+    return f"{given or environ.get('POD_NAME') or socket.gethostname()}_{secrets.token_hex(4)}"
+
+
+def launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> engines.Launch:
+    """How its engine is started in a pod, whose address is of the same family as this pod's (POD_IP). Raises
+    EngineError, also where no image is named.
+    """
+    image(model)
+    path, ipv6 = mounts.path_of(model.spec.artifact), ":" in environ.get("POD_IP", "")
+    return engines.launch(model, path, host, port, IN_IMAGES, gpus=True, given=given, ipv6=ipv6)
+
+
+def image(model: Model) -> str:
+    """Of its pods. Raises EngineError."""
+    if not model.spec.image:
+        raise engines.EngineError(f"Model {model.name}: spec.image: name the image that has the engine")
+    return model.spec.image

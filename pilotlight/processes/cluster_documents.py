@@ -1,0 +1,178 @@
+"""Composes what an autoscaler has in objects of the API server: the documents that it reads, and what it writes back.
+
+Owns where documents come from in a cluster (files, custom resources, adopted workloads, KubeAI's Models) and who tells
+people there what became of them: status of Models, Events on Models and on workloads. A Model of another namespace than
+the pods' takes nothing of that one (`autoscaler.spec.validation`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.drivers import probes
+from autoscaler.drivers.contained import persist
+from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
+from autoscaler.importers.kubeai import models as kubeai
+from autoscaler.importers.kubeai.system import CHART
+from autoscaler.kubernetes.model_claims import ModelClaims
+from autoscaler.kubernetes.resources import event_log, status
+from autoscaler.kubernetes.resources.event_writer import Events
+from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation, Status
+from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
+from autoscaler.kubernetes.resources.status import subjects
+from autoscaler.kubernetes.resources.status_writer import Statuses
+from autoscaler.kubernetes.resources.watcher import Customs, StatusSeen
+from autoscaler.spec import load, validation
+from autoscaler.spec.decode import WrongKeyError, dotted
+from autoscaler.spec.model import Model
+from autoscaler.spec.names import Origin
+from autoscaler.spec.ownership import INSTALLATION
+from autoscaler.spec.tenant import Tenant
+from autoscaler.state.events import DocumentsSeen
+from pilotlight.models.cluster_memory import Sizes
+from pilotlight.output import say
+
+if TYPE_CHECKING:
+    from autoscaler.controller.loop import Loop
+    from autoscaler.kubernetes.api import Api
+    from pilotlight.processes.cluster import ClusterOptions
+
+ADOPTED = "adopted"
+FLUSH_S = 0.3
+"""How long the last status may take at the end."""
+
+
+def ours(namespace: str, document: object) -> Model | Tenant:
+    """A custom resource, where pods are made in `namespace`. Raises WrongKeyError."""
+    said = load.one(document)
+    if isinstance(said, Model):
+        validation.check(said, namespace)
+    return said
+
+
+def theirs(namespace: str, value: object) -> tuple[Model | None, str, tuple[str, ...]]:
+    """A Model of KubeAI, as `kubeai.live` gives it; one of another namespace goes without KubeAI's Secret."""
+    model, wrong, notes = kubeai.live(value)
+    if model is None or model.namespace == namespace:
+        return model, wrong, notes
+    model, wrong, notes = kubeai.live(value, CHART._replace(secret=""))
+    try:
+        if model is not None:
+            validation.check(model, namespace)
+    except WrongKeyError as error:
+        return None, f"{dotted(error.path)}: {error.message}", notes
+    return model, wrong, notes
+
+
+class Resources:
+    """Of one process. `join` its loop, and put what files say, before `run`."""
+
+    _loop: Loop
+
+    def __init__(
+        self, options: ClusterOptions, acting: Api, asking: Api, *, reporter: str,
+        clock: Callable[[], float], pace: probes.Pace,
+    ) -> None:  # fmt: skip
+        namespaces = None if options.scope == "cluster" else [options.namespace]
+        awaited = {FILES, CUSTOMS, ADOPTED} | ({KUBEAI} if options.watch_kubeai else set())
+        self._clock = clock
+        self._unix_s = asking.unix_s
+        self._claims = ModelClaims(asking, options.title, self._held, clock)
+        self._installation = Installation(self._tell, awaited, title=options.title, ask=self._claims.ask)
+        self._customs = Customs(
+            asking, partial(ours, options.namespace), self._installation, namespaces,
+            tenants=namespaces is None, heard=self._heard,
+        )  # fmt: skip
+        self._kubeai = None
+        if options.watch_kubeai:
+            self._kubeai = KubeaiModels(asking, partial(theirs, options.namespace), self._installation, namespaces)
+        self.adopted = AdoptedDriver(
+            acting, namespaces if options.adopt_in is None else options.adopt_in,
+            lambda models: self._installation.put(ADOPTED, models),
+            hold_s=lambda: self._loop.world.settings.adoption.hold_seconds,
+            whose=partial(self._installation.whose, field=INSTALLATION),
+            note=self._note, clock=clock, pace=pace,
+        )  # fmt: skip
+        self._statuses = Statuses(
+            acting, namespaces=namespaces, clock=clock, fault=self._fault, installation=options.installation
+        )
+        self._events = Events(acting, reporter, clock=clock, unreadable=asking.unreadable)
+        self._others: set[tuple[str, str]] = set()
+        """Namespaces whose Models others serve, and who."""
+        self._taken: Mapping[str, str] = {}
+        """What was said of Tenants."""
+        self._sizes = Sizes(clock)
+        self.told = asyncio.Event()
+        """All documents were told once."""
+
+    def join(self, loop: Loop) -> None:
+        """Takes the loop that is to be told."""
+        self._loop = loop
+        loop.listeners += [self._statuses.on_step, self._events.on_step, self._sizes.on_step]
+
+    def put_files(self, seen: DocumentsSeen) -> None:
+        """What files say, at first and again."""
+        self._installation.put_files(seen)
+
+    def _tell(self, seen: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
+        learned, wrong = status.remembered(statuses, self._clock(), self._unix_s())
+        for line in wrong:
+            say(line)
+        taken, self._taken = self._taken, self._installation.tenants_taken
+        for tenant, why in self._taken.items():
+            if taken.get(tenant) != why:
+                say(f"Tenant {tenant}: {why}")
+        self._statuses.put(subjects(self._customs.models, self._installation.settled, self._installation.whose))
+        sized = self._sizes.of(seen.models, self._loop.world.looked)
+        self._loop.observe([*learned, replace(seen, models=sized.models), *sized.faults])
+        self.adopted.called(self._installation.settled.names, self._installation.settled.taken)
+        self.told.set()
+
+    def _held(self, holders: Mapping[str, str]) -> None:
+        """Which installation serves the Models of each namespace."""
+        others = {(space, holder) for space, holder in holders.items() if holder != self._claims.me}
+        for namespace, holder in sorted(others - self._others):
+            say(f"installation {holder} serves the Models of namespace {namespace}")
+        self._others = others
+        self._installation.put_holders(holders)
+
+    def _heard(self, origin: Origin, said: StatusSeen) -> None:
+        """What a Model's leader wrote down: who follows will need it."""
+        self._installation.heard(origin, said.status)
+        name = self._installation.settled.names.get(origin)
+        if self._loop.world.leads:
+            self._statuses.hear(said)
+        elif name is not None:
+            self._loop.observe(status.remembered({name: said.status}, self._clock(), self._unix_s())[0])
+
+    def _fault(self, model: ModelName, what: str, error: Exception) -> None:
+        self._loop.fault(model, what, error)
+
+    def _note(self, note: Note) -> None:
+        """What a workload's owner is to know."""
+        kind, namespace, name = note.workload
+        about = event_log.Regarding("apps/v1", kind, namespace, name, note.uid)
+        weight = event_log.WARNING if note.warning else event_log.NORMAL
+        self._events.note(about, event_log.Happening(ModelName(""), note.reason, note.message, weight))
+
+    async def run(self) -> None:
+        """Reads and writes until cancelled; `flush` is to follow."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._customs.run())
+            tasks.create_task(persist(self._claims.run, partial(self._loop.trouble, "claims of Models")))
+            if self._kubeai is not None:
+                tasks.create_task(self._kubeai.run())
+            tasks.create_task(persist(self._statuses.run, partial(self._loop.trouble, "status")))
+            tasks.create_task(persist(self._events.run, partial(self._loop.trouble, "events")))
+            await self.told.wait()
+            tasks.create_task(self._sizes.run(self._installation.again))
+
+    async def flush(self) -> None:
+        """What is not written yet, before another leads."""
+        await self._statuses.flush(FLUSH_S)

@@ -1,0 +1,190 @@
+"""Composes one gateway process: front, sync and its own operations port.
+
+Owns the order of its start and stop. It receives values (addresses, sockets, limits) and holds no decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import re
+import secrets
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import msgspec
+from aiohttp import web
+
+from autoscaler.contract import ID_PATTERN, GatewayId
+from gateway.control.sync import Sync
+from gateway.gateway import Front
+from gateway.limits import Limits
+from gateway.ops import application
+from gateway.server.tls import Handshakes
+from pilotlight import process
+from pilotlight.net import access, certificates, hosts, webserver
+from pilotlight.net import http_server as health
+from pilotlight.net.access import Access
+from pilotlight.net.certificates import Identity
+from pilotlight.net.event_file import EventFile
+from pilotlight.net.listen import Address, accepting, check_operations
+from pilotlight.net.renewal import Files
+from pilotlight.output import say
+
+INFORMED_S_MAX = 5.0
+"""How long a gateway that starts waits for catalogue and Routes before it accepts connections without them."""
+
+log = logging.getLogger("pilotlight.gateway")
+
+
+class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What one gateway process is told."""
+
+    id: str
+    autoscalers: tuple[str, ...]
+    listen: Address
+    ops: Address
+    health: Address | None = None
+    """Also where it says whether it lives and can serve, and its metrics."""
+    listen_fd: int | None = None
+    """A listening socket to take over instead of opening `listen`."""
+    ops_socket: Path | None = None
+    """A Unix socket instead of `ops`."""
+    state: Path | None = None
+    parent: int | None = None
+    grace_s: float = 30.0
+    limits: Limits = Limits()
+    tls: Identity = Identity()
+    """What clients of the inference port are shown (nothing: it speaks plain HTTP), and which engines are believed."""
+    access: Access = Access()
+    """What autoscalers beyond a Unix socket are shown, and which are believed."""
+    events: Path | None = None
+    """Where one line per Call goes; nowhere when absent."""
+
+
+def run(options: GatewayOptions) -> None:
+    """Runs until SIGTERM, then drains."""
+    check_reach(options)
+    if not re.search(ID_PATTERN, options.id):
+        raise click.UsageError("--id: expected at most 253 letters, digits or ._-, the first a letter or digit")
+    if options.parent is not None:
+        process.die_with_parent(options.parent)
+    process.run(serve(options))
+
+
+def check_reach(options: GatewayOptions) -> None:
+    """Raises click's usage error where others could reach its operations port.
+
+    Of the Settings a gateway has what the environment says: documents are the autoscaler's.
+    """
+    if options.ops_socket is None and not options.ops.loopback:
+        from pilotlight.models.documents import load_files  # only here: no gateway needs documents otherwise
+
+        check_operations(options.ops, load_files(()).settings.auth)
+
+
+async def serve(options: GatewayOptions) -> None:
+    """The life of the process: ready, serve, drain."""
+    stop = process.stop_event()
+    process.open_all_files()
+    events = EventFile(options.events) if options.events is not None else None
+    files = Files()
+    boot = f"{os.getpid()}-{secrets.token_hex(4)}"
+    front = Front(
+        GatewayId(options.id),
+        boot,
+        time.monotonic,
+        limits=options.limits,
+        engine_tls=engine_tls(options.tls, files),
+        events_fd=None if events is None else events.fd,
+    )
+    kept_at = options.state / f"{options.id}.kept.json" if options.state is not None else None
+    handshakes = newcomers(front, options, files)
+    ways = access.Ways(options.autoscalers, options.access, files)
+    sync = Sync(GatewayId(options.id), ways.links, front, kept_at, boot=boot)
+    front.on_report = sync.edge
+    runner = webserver.Runner(hosts.guarded(application(front)))
+    await runner.setup()
+    await operations_site(runner, options).start()
+    shown = await health.open_port(options.health, application(front))
+    process.settle()
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(sync.run())
+        background = [following, tasks.create_task(front.run()), tasks.create_task(files.follow())]
+        background += [tasks.create_task(finding.run()) for finding in ways.finding(sync)]
+        if events is not None:
+            background.append(tasks.create_task(events.keep_small()))
+        await informed(front, stop)
+        factory = front.connection if handshakes is None else handshakes.client
+        listener = process.socket_of(options.listen_fd, options.listen)
+        front.listens_at(listener.getsockname())
+        servers = await accepting(factory, listener)
+        await stop.wait()
+        for server in servers:
+            server.close()
+        if handshakes is not None:
+            handshakes.close()
+        await front.drain(options.grace_s)
+        await sync.flush()
+        for task in background:
+            task.cancel()
+    for link in ways.links:
+        await link.close()
+    await shown.cleanup()
+    await runner.cleanup()
+
+
+def engine_tls(tls: Identity, files: Files) -> Callable[[], ssl.SSLContext]:
+    """How engines that speak TLS are verified; the system's authorities are read when the first of them is there."""
+    if tls.ca is None:
+        return functools.cache(lambda: certificates.client(Identity()))
+    believed = Identity(ca=tls.ca)
+    return files.read(lambda: certificates.client(believed), believed.files)
+
+
+def newcomers(front: Front, options: GatewayOptions, files: Files) -> Handshakes | None:
+    """What TLS clients of the inference port meet first; None when it speaks plain HTTP."""
+    shown = Identity(cert=options.tls.cert, key=options.tls.key)
+    if not shown.files:
+        return None
+    context = files.read(lambda: certificates.server(shown), shown.files)
+    if options.parent is None:  # else `serve` has said it
+        for line in certificates.too_open(shown.key):
+            say(line)
+    return Handshakes(front, context)
+
+
+async def informed(front: Front, stop: asyncio.Event) -> None:
+    """Waits until it knows what exists: a Call that came sooner would be told that its Model does not.
+
+    Meanwhile connections wait in the listening socket. One that is never told serves what needs no knowledge; one that
+    shall stop waits no longer.
+    """
+    waits = [asyncio.create_task(event.wait()) for event in (front.informed, stop)]
+    done, rest = await asyncio.wait(waits, timeout=INFORMED_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+    for wait in rest:
+        wait.cancel()
+    if not done:
+        log.warning("event=uninformed seconds=%g", INFORMED_S_MAX)
+
+
+def operations_site(runner: web.AppRunner, options: GatewayOptions) -> web.BaseSite:
+    """Its own operations port: a Unix socket under `serve`, where the autoscaler asks it, else TCP."""
+    if options.ops_socket is None:
+        return web.TCPSite(runner, options.ops.host, options.ops.port)
+    options.ops_socket.unlink(missing_ok=True)
+    return web.UnixSite(runner, str(options.ops_socket))
+
+
+def limits_of(text: str) -> Limits:
+    """Raises click's usage error on anything that is not limits."""
+    try:
+        return msgspec.json.decode(text, type=Limits)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        reason = str(error) if isinstance(error, msgspec.DecodeError) else "not valid JSON"
+        raise click.UsageError(f"--limits: {reason}") from None

@@ -1,0 +1,85 @@
+"""Looks every few seconds whether each Model could start at all, tells the loop, and says what is in the way.
+
+Owns the pace of the looks, which wait for disks in a thread, and what was said of them. The look itself is the
+driver's, and what follows from it is `autoscaler.planner.plan`'s. A file that comes where there was none is read first,
+so that its Model never starts with a guess at its memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from autoscaler.contract import ModelName
+from autoscaler.controller.loop import Loop, Step
+from autoscaler.faults import Failure, attempt
+from autoscaler.spec.model import Model
+from autoscaler.state.events import StartSeen
+from pilotlight.output import say
+from pilotlight.processes.news import News
+
+LOOK_EVERY_S = 5.0
+"""Also at once when documents change. A look is a few system calls for each Model."""
+
+Obstacle = Callable[[Model], str]
+"""As `autoscaler.drivers.driver.Driver.obstacle`; called in a thread."""
+
+
+class Preflight:
+    """A listener of `loop`. `read_again` has the documents read anew and is over when the loop has them."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        obstacle: Obstacle,
+        read_again: Callable[[], Awaitable[None]],
+        say: Callable[[str], None] = say,
+    ) -> None:
+        self._loop = loop
+        self._obstacle = obstacle
+        self._read_again = read_again
+        self._changed = asyncio.Event()
+        self._news = News(
+            say,
+            one="Model {name} cannot start: {reason}; its calls get 503 model_start_failed",
+            more="{count} more models cannot start: `pilotlight status` tells each",
+            over="nothing is in the way any more of a start of {names}",
+        )
+
+    def on_step(self, step: Step) -> None:
+        """Says what this step changed; new documents are looked at at once."""
+        if step.before.models is not step.after.models or step.before.synced is not step.after.synced:
+            self._changed.set()
+        if step.before.obstacles is not step.after.obstacles:
+            self._news.tell(step.after.obstacles, step.after)
+
+    async def run(self) -> None:
+        """Looks until cancelled."""
+        while True:
+            self._changed.clear()
+            world = self._loop.world
+            models = tuple(world.models.values()) if world.synced else ()  # before, the driver knows no Devices
+            seen, failures = await asyncio.to_thread(self._look, models)
+            for name, error in failures.items():
+                self._loop.fault(name, "preflight", error)
+            news = [one for one in seen if one.obstacle != world.obstacles.get(one.model, "")]
+            if any(not one.obstacle and not world.models[one.model].memory_bytes for one in news):
+                await self._read_again()
+            self._loop.observe(news)
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _look(self, models: Sequence[Model]) -> tuple[list[StartSeen], dict[ModelName, Exception]]:
+        """What is in the way of each, and the Models whose look raised an exception."""
+        seen, failures = list[StartSeen](), dict[ModelName, Exception]()
+        for model in models:
+            obstacle = attempt(partial(self._obstacle, model))
+            if isinstance(obstacle, Failure):
+                failures[model.name] = obstacle.error
+            else:
+                seen.append(StartSeen(model=model.name, obstacle=obstacle))
+        return seen, failures

@@ -1,0 +1,241 @@
+"""`pilotlight serve`: from what a person typed to a running supervisor, and what the person is told meanwhile.
+
+Owns the layout of STATE/run (documents, sockets) and the checks that must fail before anything starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+from pathlib import Path
+
+import click
+import msgspec
+
+from autoscaler.drivers.local.state_directory import InUseError, StateDirectory, StateError, replace_file
+from autoscaler.spec.load import Documents, to_yaml
+from autoscaler.spec.settings import Limits, Settings, Signatures, Tls
+from autoscaler.text import counted
+from pilotlight.cli.terminal import document, escaped, one_line
+from pilotlight.models import signers
+from pilotlight.models.documents import gather, needs_tenant, problem_file
+from pilotlight.models.signers import SignersError
+from pilotlight.net import certificates
+from pilotlight.net.certificates import FileError, Identity
+from pilotlight.net.listen import Address, check_operations, listeners
+from pilotlight.output import say, show
+from pilotlight.processes import snippets
+from pilotlight.processes.supervisor import Role, Supervisor
+
+DOCUMENTS_FILE = "documents.yaml"
+PROBLEM_CHARACTERS_MAX = 2000
+SOCKET_PATH_MAX = 100
+"""A Unix socket's path may have about 107 bytes (unix(7)); a longer state directory is refused with words."""
+
+
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What `serve` was told."""
+
+    models: tuple[Path, ...]
+    configs: tuple[Path, ...]
+    listen: Address
+    ops: Address
+    state: Path
+    gateways: int
+    keep_engines: bool
+    grace_s: float
+    print_config: bool
+
+
+def run(options: ServeOptions) -> int:
+    """The exit status of `serve`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it is kept until the supervisor can reload
+    documents = gather(options.models, options.configs, options.state)
+    if options.print_config:
+        document(to_yaml(documents))
+        return 0
+    check(options, documents)
+    try:
+        state = StateDirectory.open(options.state)
+    except InUseError as error:
+        raise click.ClickException(str(error)) from None
+    except StateError as error:
+        raise click.UsageError(str(error)) from None
+    with contextlib.closing(state):
+        inference = listeners(options.listen, options.gateways)
+        operations = listeners(options.ops, 1)[0]
+        run_directory = state.path / "run"
+        replace_file(run_directory / DOCUMENTS_FILE, to_yaml(documents).encode())
+        note_problem(run_directory / DOCUMENTS_FILE, "")
+        listen = Address(options.listen.host, inference[0].getsockname()[1])
+        ops = Address(options.ops.host, operations.getsockname()[1])
+        autoscaler, gateways = roles(options, run_directory, inference, operations, documents.settings)
+        ready_sockets = [run_directory / f"{role.name}.sock" for role in gateways]
+        supervisor = Supervisor(
+            autoscaler,
+            gateways,
+            ready=lambda: all(answers(path) for path in ready_sockets),
+            on_ready=lambda: welcome(documents, listen, ops),
+            on_reload=Reload(options, documents, run_directory / DOCUMENTS_FILE),
+            grace_s=options.grace_s,
+        )
+        tls = documents.settings.tls
+        for line in certificates.too_open(None if tls.key_file is None else Path(tls.key_file)):
+            say(line)
+        what = f"{counted(len(documents.models), 'model')}, {counted(options.gateways, 'gateway')}"
+        say(f"starting with {what}; state in {options.state}")
+        return supervisor.run()
+
+
+def check(options: ServeOptions, documents: Documents) -> None:
+    """What must be refused before anything is touched."""
+    if not documents.models:
+        raise click.UsageError("nothing to serve: give a .gguf file, a folder of them, or -c DOCUMENTS")
+    if needs_tenant(documents, loopback=options.listen.loopback):
+        raise click.UsageError(
+            f"{options.listen.host} can be reached by others and no Tenant has a key: make one with "
+            "`pilotlight key new --tenant NAME --state DIR`, or say `auth: none` in Settings"
+        )
+    check_operations(options.ops, documents.settings.auth)
+    check_tls(documents.settings.tls)
+    check_signers(documents.settings.weights.signatures)
+    if len(os.fsencode(options.state.absolute())) + len("/run/autoscaler.sock") > SOCKET_PATH_MAX:
+        raise click.UsageError(f"--state {options.state}: the path is too long for a Unix socket; choose a shorter one")
+
+
+def check_signers(signatures: Signatures) -> None:
+    """Raises click's usage error on keys and roots that signatures of weights could not be judged by."""
+    try:
+        signers.policy(signatures)
+    except SignersError as error:
+        raise click.UsageError(f"Settings: {error}") from None
+
+
+def check_tls(tls: Tls) -> None:
+    """Raises click's usage error on files that gateways could not use."""
+    cert, key, ca = (None if path is None else Path(path) for path in (tls.cert_file, tls.key_file, tls.ca_file))
+    try:
+        if cert is not None:
+            certificates.server(Identity(cert=cert, key=key))
+        if ca is not None:
+            certificates.client(Identity(ca=ca))
+    except FileError as error:
+        raise click.UsageError(f"Settings: tls: {error}") from None
+
+
+def roles(
+    options: ServeOptions, run: Path, inference: list[socket.socket], operations: socket.socket, settings: Settings
+) -> tuple[Role, list[Role]]:
+    """The children: (autoscaler, gateways)."""
+    contract = run / "autoscaler.sock"
+    limits, tls = limits_json(settings.limits), tls_arguments(settings.tls)
+    names = [f"gateway-{number}" for number in range(1, options.gateways + 1)]
+    gateways = [
+        Role(
+            name,
+            (
+                "gateway", "--id", name, "--autoscaler", f"unix:{contract}", "--listen-fd", str(listener.fileno()),
+                "--ops-socket", str(run / f"{name}.sock"), "--state", str(run), "--grace", str(options.grace_s),
+                "--limits", limits, "--events", str(options.state / "calls" / f"{name}.log"), *tls,
+            ),
+            (listener,),
+        )
+        for name, listener in zip(names, inference, strict=True)
+    ]  # fmt: skip
+    arguments = [
+        "autoscaler", "--driver", "local", "--state", str(options.state), "--documents", str(run / DOCUMENTS_FILE),
+        "--contract-socket", str(contract), "--ops-fd", str(operations.fileno()),
+    ]  # fmt: skip
+    for name in names:
+        arguments += ["--gateway-socket", str(run / f"{name}.sock")]
+    if options.keep_engines:
+        arguments.append("--keep-engines")
+    return Role("autoscaler", tuple(arguments), (operations,)), gateways
+
+
+def limits_json(limits: Limits) -> str:
+    """The Settings' limits as the gateway takes them: by their Python names, bytes as numbers."""
+    values = {name: getattr(limits, name) for name in limits.__struct_fields__}
+    return msgspec.json.encode({k: int(v) if isinstance(v, int) else v for k, v in values.items()}).decode()
+
+
+def tls_arguments(tls: Tls) -> list[str]:
+    """The Settings' files as the gateway takes them."""
+    files = (("--tls-cert-file", tls.cert_file), ("--tls-key-file", tls.key_file), ("--tls-ca-file", tls.ca_file))
+    return [word for name, path in files if path is not None for word in (name, path)]
+
+
+def answers(path: Path) -> bool:
+    """Whether the gateway behind this Unix socket is ready."""
+    connection = http.client.HTTPConnection("gateway")
+    try:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(1.0)
+            link.connect(str(path))
+            connection.sock = link
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def note_problem(documents: Path, problem: str) -> None:
+    """Leaves the reason of a failed reload for the autoscaler, which serves it to `status`; empty: it succeeded."""
+    with contextlib.suppress(OSError):  # it was logged
+        path = problem_file(documents)
+        if problem:
+            replace_file(path, escaped(one_line(problem), PROBLEM_CHARACTERS_MAX).encode())
+        else:
+            path.unlink(missing_ok=True)
+
+
+class Reload:
+    """Reads again what `serve` was given, at a SIGHUP; what is wrong is said in one line and changes nothing.
+
+    A GGUF file or folder on the command line is looked at again, too, and so are the stored keys.
+    """
+
+    def __init__(self, options: ServeOptions, documents: Documents, path: Path) -> None:
+        self._options = options
+        self._begun = documents.settings
+        self._path = path
+
+    def __call__(self) -> bool:
+        """True when the autoscaler shall read the documents at `path` again."""
+        options = self._options
+        try:
+            documents = gather(options.models, options.configs, options.state)
+            check(options, documents)
+            replace_file(self._path, to_yaml(documents).encode())
+        except Exception as error:  # noqa: BLE001  a faulty file must not terminate running requests; the error is logged
+            message = error.message if isinstance(error, click.UsageError) else f"{self._path}: {_reason(error)}"
+            problem = f"{message}; the last valid documents stay in force"
+            say(problem)
+            note_problem(self._path, problem)
+            return False
+        note_problem(self._path, "")
+        models, tenants = counted(len(documents.models), "model"), counted(len(documents.tenants), "tenant")
+        say(f"documents read again: {models}, {tenants}")
+        for key in ("limits", "devices", "tls", "weights"):
+            if getattr(documents.settings, key) != getattr(self._begun, key):
+                say(f"Settings: {key}: the change takes effect when `serve` starts the next time")
+        return True
+
+
+def _reason(error: Exception) -> str:
+    """Why documents cannot be read. Other errors than of the file system are faults of Pilotlight: a report helps."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return f"internal error ({type(error).__name__}); please report it"
+
+
+def welcome(documents: Documents, listen: Address, ops: Address) -> None:
+    """What the person at the terminal needs now."""
+    key = documents.settings.auth == "keys" or (documents.settings.auth == "auto" and bool(documents.tenants))
+    name = documents.models[0].name
+    url = listen.url if documents.settings.tls.cert_file is None else f"https://{listen.text}"
+    say(f"ready on {url} (operations: {ops.url}); models start when they are called")
+    show(f"\n{snippets.curl(url, name, key=key)}\n\n{snippets.python(url, name, key=key)}\n\n")
