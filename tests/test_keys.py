@@ -53,7 +53,7 @@ def test_keys_are_stored_by_tenant_in_a_private_file(tmp_path: Path) -> None:
 @pytest.mark.standard
 def test_keys_that_two_processes_store_at_once_are_all_kept(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from pilotlight import keys\n"
+        "import sys; from pathlib import Path; from pilotlight.cli import keys\n"
         "sys.stdin.readline()\n"
         "for n in range(8): keys.store(Path(sys.argv[1]), 'acme', keys.new('tenant', f'{sys.argv[2]}{n}')[1])"
     )

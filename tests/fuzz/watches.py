@@ -49,7 +49,7 @@ from pilotlight.processes.cluster_documents import theirs
 from tests.fuzz.kinds import DEPLOYMENT
 from tests.kit.worlds import GI, T0, model, world
 
-ROOT: Final = Path(load.__file__).parents[1]
+ROOT: Final = Path(load.__file__).parents[2]
 """Where the product that is tested is: here, or what was compiled."""
 PACKAGES: Final = ("autoscaler", "pilotlight")
 NAMESPACE: Final = "models"

@@ -19,8 +19,8 @@ READ = """
 import json, msgspec, re, sys, time
 from pathlib import Path
 from artifacts.formats import gguf, hf_config
-from autoscaler import documents
-from autoscaler.drivers.kubernetes import decoding
+from autoscaler.kubernetes import decoding
+from autoscaler.spec import load
 from autoscaler.spec.decode import WrongKeyError
 def peak():  # of this program: ru_maxrss includes the process that started it
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
@@ -28,20 +28,20 @@ def read_object(path):
     try:
         _, found = decoding.read_event(path.read_bytes())
     except msgspec.DecodeError as error:
-        raise documents.DocumentError(str(error))
+        raise load.DocumentError(str(error))
     if isinstance(found, decoding.Unreadable):
-        raise documents.DocumentError(found.reason)
+        raise load.DocumentError(found.reason)
     known = {"name": found["metadata"]["name"], "namespace": found["metadata"]["namespace"]}
-    return documents.one({"apiVersion": found["apiVersion"], "kind": "Model", "metadata": known, "spec": found["spec"]})
+    return load.one({"apiVersion": found["apiVersion"], "kind": "Model", "metadata": known, "spec": found["spec"]})
 def read_yaml(path):
-    return documents.load([("a.yaml", path.read_text())])
+    return load.load([("a.yaml", path.read_text())])
 read = {"gguf": gguf.read, "folder": hf_config.read, "yaml": read_yaml, "object": read_object}[sys.argv[1]]
 path = Path(sys.argv[2])
 before, begin_s = peak(), time.process_time()
 try:
     read(path)
     fault = ""
-except (gguf.GgufError, hf_config.ConfigError, documents.DocumentError, WrongKeyError) as error:
+except (gguf.GgufError, hf_config.ConfigError, load.DocumentError, WrongKeyError) as error:
     fault = str(error)
 print(json.dumps({"error": fault, "mib": peak() - before, "cpu_s": time.process_time() - begin_s}))
 """
