@@ -32,7 +32,7 @@ from autoscaler.drivers.probes import probe
 from autoscaler.spec.load import load
 from loadtest import tiny_gguf
 from pilotlight.models.documents import launcher
-from pilotlight.processes import snippets
+from pilotlight.processes import console
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = Path(__file__).with_name("two-models.yaml")
@@ -265,7 +265,7 @@ async def play(place: Path, inference: str, operations: str, server: subprocess.
 
 def stay(inference: str, operations: str, server: subprocess.Popen[bytes]) -> None:
     """Says what to try, and waits until `serve` ends."""
-    print(f"\n{snippets.curl(inference, 'ada', key=False)}\n\n{snippets.python(inference, 'ada', key=False)}\n")
+    print(f"\n{console.curl(inference, 'ada', key=False)}\n\n{console.python(inference, 'ada', key=False)}\n")
     print(f"the operations page: {operations}/    (Ctrl-C ends it)", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         server.wait()

@@ -1,6 +1,8 @@
-"""What every process of ours does first and last: die with its parent, take inherited sockets, stop on a signal.
+"""What each process does at its start and end: exit with its parent, take inherited sockets, and stop on a signal.
 
-Owns the few system calls for that. Linux only where it says so; elsewhere the call does nothing and the caller goes on.
+System calls that exist only on Linux do nothing on other systems. Signals are received one after the other, whichever
+thread the kernel delivers them to: sigwait would suffice if all threads were ours, but those of libraries (OpenBLAS
+starts some when numpy is imported) block no signals, and a SIGTERM delivered to one would end the process at once.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import gc
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -120,3 +124,33 @@ def run(main: Coroutine[object, object, None]) -> None:
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first from None
+
+
+class Signals:
+    """Of these numbers, from now on; made in the main thread, once."""
+
+    def __init__(self, numbers: Collection[signal.Signals]) -> None:
+        self._numbers = numbers
+        self._come, there = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for number in numbers:
+            signal.signal(number, _noted)
+        signal.set_wakeup_fd(there, warn_on_full_buffer=False)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The next one; None: none came in that time."""
+        if not select.select([self._come], [], [], timeout_s)[0]:
+            return None
+        return os.read(self._come, 1)[0]
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Who is started meanwhile has them blocked, until it is ready for them (`process.unblock_signals`)."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _noted(_number: int, _frame: object) -> None:
+    """Its number is in the pipe already (signal.set_wakeup_fd)."""

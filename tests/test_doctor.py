@@ -20,7 +20,7 @@ from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.kubernetes.decoding import Page
 from autoscaler.kubernetes.rbac import rights
 from pilotlight.cli.main import cli
-from pilotlight.doctor import checks_operator, cluster, machine, nodes
+from pilotlight.doctor import cluster, gpu_operator, machine, nodes
 from pilotlight.doctor.finding import Finding
 from pilotlight.models.documents import load_settings
 from pilotlight.net.listen import Address
@@ -164,7 +164,7 @@ def policy(told: object = None, strategy: str = "mixed") -> dict[str, Any]:
 
 
 def test_a_policy_that_names_our_config_map_is_fine() -> None:
-    (only,) = checks_operator.judge([policy()], "ours")
+    (only,) = gpu_operator.judge([policy()], "ours")
     assert (only.grade, only.says) == ("ok", "the ClusterPolicy names ConfigMap ours, with strategy mixed")
 
 
@@ -181,7 +181,7 @@ def test_a_policy_that_names_our_config_map_is_fine() -> None:
 def test_what_keeps_mig_manager_from_our_config_map_is_told_with_its_fix(
     found: list[dict[str, Any]], says: str, fix: str
 ) -> None:
-    (only,) = checks_operator.judge(found, "ours")
+    (only,) = gpu_operator.judge(found, "ours")
     assert only.grade == "warning"
     assert says in only.says
     assert fix in only.fix
@@ -205,7 +205,7 @@ async def test_the_policy_is_looked_at_only_where_nodes_are_cut() -> None:
     assert await cluster.cutting(Paper(), scene) == []
     assert Paper.asked == []
     found = await cluster.cutting(Paper(), replace(scene, cutting=("gpu-operator", "ours")))
-    assert found == [checks_operator.NO_OPERATOR]
+    assert found == [gpu_operator.NO_OPERATOR]
     assert cluster.cutting in cluster.CHECKS
 
 

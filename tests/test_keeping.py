@@ -21,9 +21,9 @@ from artifacts.store.publish import Copy
 from artifacts.store.store import Store
 from autoscaler.spec.settings import Signatures
 from pilotlight.agent.weights import keeper as room
+from pilotlight.agent.weights.fetch import NoSecretError, PullSecrets
 from pilotlight.agent.weights.inspect import REASON_CHARS_MAX
 from pilotlight.agent.weights.keeper import LINGER_S, Keeping
-from pilotlight.agent.weights.pullsecrets import NoSecretError, PullSecrets
 from pilotlight.cli.weights.pack import planned
 from tests.kit import packed
 from tests.kit.kept import Kept, want

@@ -10,8 +10,7 @@ from autoscaler.provisioning.feasibility import Fitting
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import Plan
 from autoscaler.state.world import World
-from pilotlight.processes.console import Misfits
-from pilotlight.processes.news import SAID_MAX
+from pilotlight.processes.console import SAID_MAX, Misfits
 from tests.kit.contained import raised
 from tests.kit.recut import town
 from tests.kit.worlds import device, model, world

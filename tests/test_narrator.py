@@ -17,7 +17,7 @@ from autoscaler.state.capacity_orders import Capacity
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
-from pilotlight.processes.narrator import Narrator
+from pilotlight.processes.console import Narrator
 
 LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3}  (.*)$")
 

@@ -13,7 +13,7 @@ from autoscaler.spec.model import Model
 from autoscaler.state.events import DocumentsSeen, Synced
 from autoscaler.state.world import World
 from pilotlight.processes import preflight
-from pilotlight.processes.news import SAID_MAX
+from pilotlight.processes.console import SAID_MAX
 from pilotlight.processes.preflight import Preflight
 from tests.kit.steps import SteppedLoop
 from tests.kit.waiting import until

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from artifacts.credentials.docker_config import Config, Entry
 from artifacts.errors import PolicyError
-from pilotlight.agent.weights.pullsecrets import NoSecretError, PullSecrets
+from pilotlight.agent.weights.fetch import NoSecretError, PullSecrets
 
 pytestmark = pytest.mark.standard
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.standard
 
 PROGRAM = """
 import signal, threading
-from pilotlight.signals import Signals
+from pilotlight.process import Signals
 
 numbers = {signal.SIGTERM, signal.SIGCHLD}
 signals = Signals(numbers)

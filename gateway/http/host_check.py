@@ -7,7 +7,7 @@ reserved for local use (RFC 6761, RFC 6762, RFC 8375, and `.internal` by ICANN) 
 Without rebinding a page can send some requests but not read the responses. Browsers mark these requests with `Origin`
 or `Sec-Fetch-Site`.
 
-`pilotlight.net.hosts`, which guards the operations ports, uses the parser and the rule for loopback addresses.
+`pilotlight.net.http_server`, which guards the operations ports, uses the parser and the rule for loopback addresses.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ from pilotlight.agent.kubelet.sockets import POD_RESOURCES, NodeSockets
 from pilotlight.agent.node_observer import NodeLook, NodeLooks, news
 from pilotlight.agent.reporter import Agent
 from pilotlight.agent.weights import peering
+from pilotlight.agent.weights.fetch import PullSecrets
 from pilotlight.agent.weights.keeper import Keeping
 from pilotlight.agent.weights.peers import Neighbours, PeerOptions
-from pilotlight.agent.weights.pullsecrets import PullSecrets
 from pilotlight.net import access, certificates
 from pilotlight.net import http_server as health
 from pilotlight.net.access import Access

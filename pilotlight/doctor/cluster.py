@@ -1,7 +1,7 @@
 """The checks of a cluster: API server, definitions, rights, pod security, nodes, providers, ingress. I/O.
 
 Owns what is asked and what each answer is worth; what nodes say is judged in `pilotlight.doctor.nodes`, and what the
-GPU operator is told in `pilotlight.doctor.checks_operator`. Only questions
+GPU operator is told in `pilotlight.doctor.gpu_operator`. Only questions
 are asked: the one pod that is sent is a dry run. Where a right to look is missing, that is said, and the rest goes on.
 """
 
@@ -27,7 +27,7 @@ from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.spec.settings import Settings
 from autoscaler.state.world import Replica
 from pilotlight.doctor import capacity as checks_capacity
-from pilotlight.doctor import checks_operator
+from pilotlight.doctor import gpu_operator
 from pilotlight.doctor import nodes as checks_nodes
 from pilotlight.doctor.finding import Finding
 from pilotlight.kube import Objects
@@ -281,12 +281,12 @@ async def cutting(api: Api, scene: Scene) -> list[Finding]:
     if scene.cutting is None:
         return []
     try:
-        found = (await api.get(checks_operator.POLICIES))["items"]
+        found = (await api.get(gpu_operator.POLICIES))["items"]
     except ApiError as error:
         if error.status != 404:
             raise
         found = []
-    return checks_operator.judge(found, scene.cutting[1])
+    return gpu_operator.judge(found, scene.cutting[1])
 
 
 async def providers(api: Api, scene: Scene) -> list[Finding]:

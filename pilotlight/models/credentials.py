@@ -1,7 +1,8 @@
-"""The logins that a command of this machine has for registries, in the order in which they are asked. I/O.
+"""Registry logins of this machine, and the signature policy of the Settings with its keys. I/O.
 
-Owns that order: people's files and the programs that they name, then the cloud whose registry it is. A pod's pull
-secrets come before all of these (`artifacts.credentials.keychain.each`).
+Logins are tried in this order: the files of the user and the programs that they name, then the cloud of the registry.
+The pull secrets of a pod come before all of these (`artifacts.credentials.keychain.each`). If a key or root of
+`weights.signatures` cannot be read there is no policy, so that no artifact is verified with less than was configured.
 """
 
 from __future__ import annotations
@@ -15,6 +16,14 @@ from artifacts.credentials.clouds.azure import Azure
 from artifacts.credentials.clouds.cloud import Clouds
 from artifacts.credentials.clouds.google import METADATA, Google
 from artifacts.credentials.keychain import Chain, ConfigFiles, Keychain, usual
+from artifacts.signatures import public_keys, trust_root
+from artifacts.signatures.certificates import Identity
+from artifacts.signatures.policy import Policy
+from artifacts.signatures.public_keys import PEM_BYTES_MAX, BadKeyError
+from artifacts.signatures.trust_root import ROOT_BYTES_MAX, BadRootError, Root
+from autoscaler.spec.settings import Signatures
+from pilotlight.net import certificates
+from pilotlight.net.certificates import FileError
 
 
 def files() -> list[Path]:
@@ -31,3 +40,38 @@ def keychain(*, plain_http: bool = False) -> Keychain:
 def clouds(env: Mapping[str, str], home: Path) -> Clouds:
     """All that are known."""
     return Clouds([Amazon(env, home), Google(env.get("GCE_METADATA_HOST") or METADATA), Azure(env)])
+
+
+class SignersError(Exception):
+    """Keys of Settings cannot be used. The text is one line that names the key path, or the file, and the fix."""
+
+
+def policy(signatures: Signatures) -> Policy:
+    """With its keys read. Raises SignersError."""
+    keys = []
+    for position, one in enumerate(signatures.keys):
+        at = f"weights.signatures.keys[{position}]"
+        try:
+            text = certificates.read(Path(one), PEM_BYTES_MAX) if one.startswith("/") else one
+            keys.append(public_keys.parse(text.encode()))
+        except FileError as error:
+            raise SignersError(f"{at}: {error}") from None
+        except BadKeyError as error:
+            named = f"{one}: " if one.startswith("/") else ""
+            raise SignersError(f"{at}: {named}{error}") from None
+    return Policy(
+        signatures.policy,
+        tuple(keys),
+        identities=tuple(Identity(one.subject, one.issuer) for one in signatures.identities),
+        root=None if signatures.trusted_root is None else _root(Path(signatures.trusted_root)),
+    )
+
+
+def _root(path: Path) -> Root:
+    at = "weights.signatures.trustedRoot"
+    try:
+        return trust_root.parse(certificates.read(path, ROOT_BYTES_MAX).encode())
+    except FileError as error:
+        raise SignersError(f"{at}: {error}") from None
+    except BadRootError as error:
+        raise SignersError(f"{at}: {path}: {error}: write one with `cosign trusted-root create`") from None

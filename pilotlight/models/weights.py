@@ -40,7 +40,7 @@ from autoscaler.state.events import CopiesSeen
 from autoscaler.state.world import Copy as CopySeen
 from autoscaler.state.world import World
 from autoscaler.text import size
-from pilotlight.models import signers
+from pilotlight.models import credentials
 from pilotlight.models.credentials import keychain
 from pilotlight.models.memory import comes
 from pilotlight.models.retry_tasks import TROUBLE, Errands
@@ -299,7 +299,7 @@ def reached(settings: WeightsSettings) -> Registries:
         host, _, prefix = one.host.partition("/")
         registry = reference.DOCKER_HOST if one.registry == reference.DOCKER else one.registry
         mirrors.setdefault(registry, []).append(MirrorSite(host, f"{prefix}/" if prefix else ""))
-    ca, signed = Path(settings.ca_file) if settings.ca_file else None, signers.policy(settings.signatures)
+    ca, signed = Path(settings.ca_file) if settings.ca_file else None, credentials.policy(settings.signatures)
     return Registries(keychain(), ca=ca, mirrors=mirrors, signatures=signed)
 
 

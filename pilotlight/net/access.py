@@ -22,9 +22,9 @@ from gateway.control.discovery import Finding
 from gateway.control.sync import Sync
 from pilotlight.net import certificates
 from pilotlight.net.certificates import Identity
+from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address
 from pilotlight.net.renewal import Files
-from pilotlight.net.webserver import Runner
 from pilotlight.output import say
 from pilotlight.process import socket_of
 

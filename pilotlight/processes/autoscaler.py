@@ -47,12 +47,12 @@ from autoscaler.state.world import World
 from pilotlight import __version__, process
 from pilotlight.models import capacity_providers
 from pilotlight.models.cpu_warning import CpuBound
+from pilotlight.models.credentials import SignersError
 from pilotlight.models.documents import NONE_KNOWN, as_it_is, launcher, problem_file, read_documents
 from pilotlight.models.fit import needs, told
 from pilotlight.models.page_cache import Warming
-from pilotlight.models.signers import SignersError
 from pilotlight.models.weights import STORE, Supply
-from pilotlight.net import access, hosts, webserver
+from pilotlight.net import access
 from pilotlight.net import http_server as health
 from pilotlight.net.access import Access
 from pilotlight.net.listen import Address, check_operations
@@ -60,8 +60,7 @@ from pilotlight.net.renewal import Files
 from pilotlight.output import say
 from pilotlight.processes import cluster
 from pilotlight.processes.cluster import Cluster, ClusterOptions
-from pilotlight.processes.console import Misfits
-from pilotlight.processes.narrator import Narrator
+from pilotlight.processes.console import Misfits, Narrator
 from pilotlight.processes.placement_learning import Tutor
 from pilotlight.processes.preflight import Preflight
 
@@ -252,9 +251,9 @@ def take_orders(state: StateDirectory, loop: Loop, clock: Callable[[], float], h
 async def ports(
     options: AutoscalerOptions, contract: ContractServer, operations: OperationsServer, files: Files,
     admits: Admits | None,
-) -> list[webserver.Runner]:  # fmt: skip
+) -> list[health.Runner]:  # fmt: skip
     """Opens the contract, the operations port and the health port; `cleanup` of each ends it."""
-    runners = [webserver.Runner(app) for app in (contract.application(), hosts.guarded(operations.application()))]
+    runners = [health.Runner(app) for app in (contract.application(), health.guarded(operations.application()))]
     for runner in runners:
         await runner.setup()
     if options.contract_socket is not None:

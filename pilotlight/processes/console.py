@@ -1,17 +1,99 @@
-"""Says which Models fit on no device: at the start, when it becomes so, and when it no longer is.
+"""What `serve` prints for the person at the terminal: state changes, Models that fit no device, and commands to paste.
 
-A listener of the loop. It looks again only when documents or devices have changed, or what nodes may be cut into.
+* A listener of the loop reports Models that fit no device at the start, and when that changes. It computes this again
+  only when documents, devices or MIG layouts have changed.
+* Each state change takes one line, so that a person whose requests are rejected without a start sees why. A fault of a
+  capacity provider is printed once, until it changes. The number of lines is limited: a folder may have 100 models.
+* The narrator writes to one descriptor and never waits for it: a stopped terminal or a pipe without a reader must not
+  stop the loop. Lines that could not be written are counted, and their number is printed later.
+* A curl command and a Python program that work against this listener.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Step
+from autoscaler.explain.decision_log import Refused
 from autoscaler.provisioning.feasibility import as_before, misfits
-from pilotlight.output import say
-from pilotlight.processes.news import News
+from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.world import World
+from pilotlight.output import say, write_line
+
+UNSAID = frozenset({ReplicaState.PENDING, ReplicaState.SCRUBBING})
+"""States that are left out, for another follows at once."""
+
+
+class Narrator:
+    """A listener of the loop. `fd` is where the lines go."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self._fd = sys.stdout.fileno() if fd is None else fd
+        self._width = 0
+        self._unshown = 0
+        self._wrong: dict[str, str] = {}
+        """What was said last of each provider: one that is in trouble now and then is not told of each time."""
+
+    def on_step(self, step: Step) -> None:
+        """Prints what this step changed."""
+        for move in step.transitions:
+            if move.after not in UNSAID:
+                self._tell(move.model, move.after.value, move.reason)
+        capacity = step.after.capacity
+        if capacity is not step.before.capacity:
+            wrong = {name: says for name, says in capacity.wrong() if says != self._wrong.get(name)}
+            for name, says in wrong.items():
+                self._tell(name, "provider", says)
+            self._wrong = {name: says for name, says in (self._wrong | wrong).items() if name in capacity.providers}
+
+    def refused(self, rows: Iterable[Refused]) -> None:
+        """Prints whose Calls are refused without a start."""
+        for row in rows:
+            self._tell(row.model, "refused", row.reason)
+
+    def _tell(self, model: str, state: str, reason: str) -> None:
+        self._width = max(self._width, len(model))
+        self._show(f"{model:{self._width}}  {state:9}  {reason}")
+
+    def _show(self, text: str) -> None:
+        if self._unshown and self._write(f"({self._unshown} lines were not shown)"):
+            self._unshown = 0
+        self._unshown += not self._write(text)
+
+    def _write(self, text: str) -> bool:
+        """Whether the line was taken."""
+        seconds, rest_ns = divmod(time.time_ns(), 1_000_000_000)
+        now = time.strftime("%H:%M:%S", time.localtime(seconds))
+        return write_line(self._fd, f"{now}.{rest_ns // 1_000_000:03d}  {text}")
+
+
+SAID_MAX = 10
+"""Models of one change that get a line each; how many more there are is one line."""
+
+
+class News:
+    """`say` takes one line. `one` is a line of {name} and {reason}, `more` one of {count}, `over` one of {names}."""
+
+    def __init__(self, say: Callable[[str], None], *, one: str, more: str, over: str) -> None:
+        self._say = say
+        self._one, self._more, self._over = one, more, over
+        self._known: dict[ModelName, str] = {}
+
+    def tell(self, known: Mapping[ModelName, str], world: World) -> None:
+        """Says how `known`, Model -> reason, differs from what was known before; a Model that left is no news."""
+        was, self._known = self._known, dict(known)
+        news = [(name, reason) for name, reason in sorted(known.items()) if was.get(name) != reason]
+        for name, reason in news[:SAID_MAX]:
+            self._say(self._one.format(name=name, reason=reason))
+        if len(news) > SAID_MAX:
+            self._say(self._more.format(count=len(news) - SAID_MAX))
+        over = sorted(name for name in was if name in world.models and name not in known)
+        if over:
+            more = f" and {len(over) - SAID_MAX} more" if len(over) > SAID_MAX else ""
+            self._say(self._over.format(names=", ".join(over[:SAID_MAX]) + more))
 
 
 class Misfits:
@@ -34,3 +116,24 @@ class Misfits:
             return
         self._looked = True
         self._news.tell(misfits(after, lambda name, error: self._fault(name, "misfits", error)), after)
+
+
+def curl(url: str, model: str, *, key: bool) -> str:
+    """One streaming chat Call."""
+    auth = " -H 'Authorization: Bearer YOUR_KEY'" if key else ""
+    body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{auth} -d '{body}'"
+
+
+def python(url: str, model: str, *, key: bool) -> str:
+    """The same with the official client (`pip install openai`)."""
+    api_key = "YOUR_KEY" if key else "none-needed"
+    return "\n".join(
+        (
+            "from openai import OpenAI",
+            f'client = OpenAI(base_url="{url}/v1", api_key="{api_key}")',
+            'messages = [{"role": "user", "content": "Hello"}]',
+            f'answer = client.chat.completions.create(model="{model}", messages=messages)',
+            "print(answer.choices[0].message.content)",
+        )
+    )

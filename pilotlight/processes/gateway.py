@@ -27,7 +27,7 @@ from gateway.limits import Limits
 from gateway.ops import application
 from gateway.server.tls import Handshakes
 from pilotlight import process
-from pilotlight.net import access, certificates, hosts, webserver
+from pilotlight.net import access, certificates
 from pilotlight.net import http_server as health
 from pilotlight.net.access import Access
 from pilotlight.net.certificates import Identity
@@ -108,7 +108,7 @@ async def serve(options: GatewayOptions) -> None:
     ways = access.Ways(options.autoscalers, options.access, files)
     sync = Sync(GatewayId(options.id), ways.links, front, kept_at, boot=boot)
     front.on_report = sync.edge
-    runner = webserver.Runner(hosts.guarded(application(front)))
+    runner = health.Runner(health.guarded(application(front)))
     await runner.setup()
     await operations_site(runner, options).start()
     shown = await health.open_port(options.health, application(front))

@@ -17,7 +17,7 @@ from autoscaler.faults import Failure, attempt
 from autoscaler.spec.model import Model
 from autoscaler.state.events import StartSeen
 from pilotlight.output import say
-from pilotlight.processes.news import News
+from pilotlight.processes.console import News
 
 LOOK_EVERY_S = 5.0
 """Also at once when documents change. A look is a few system calls for each Model."""

@@ -20,14 +20,14 @@ from autoscaler.spec.load import Documents, to_yaml
 from autoscaler.spec.settings import Limits, Settings, Signatures, Tls
 from autoscaler.text import counted
 from pilotlight.cli.terminal import document, escaped, one_line
-from pilotlight.models import signers
+from pilotlight.models import credentials
+from pilotlight.models.credentials import SignersError
 from pilotlight.models.documents import gather, needs_tenant, problem_file
-from pilotlight.models.signers import SignersError
 from pilotlight.net import certificates
 from pilotlight.net.certificates import FileError, Identity
 from pilotlight.net.listen import Address, check_operations, listeners
 from pilotlight.output import say, show
-from pilotlight.processes import snippets
+from pilotlight.processes import console
 from pilotlight.processes.supervisor import Role, Supervisor
 
 DOCUMENTS_FILE = "documents.yaml"
@@ -109,7 +109,7 @@ def check(options: ServeOptions, documents: Documents) -> None:
 def check_signers(signatures: Signatures) -> None:
     """Raises click's usage error on keys and roots that signatures of weights could not be judged by."""
     try:
-        signers.policy(signatures)
+        credentials.policy(signatures)
     except SignersError as error:
         raise click.UsageError(f"Settings: {error}") from None
 
@@ -238,4 +238,4 @@ def welcome(documents: Documents, listen: Address, ops: Address) -> None:
     name = documents.models[0].name
     url = listen.url if documents.settings.tls.cert_file is None else f"https://{listen.text}"
     say(f"ready on {url} (operations: {ops.url}); models start when they are called")
-    show(f"\n{snippets.curl(url, name, key=key)}\n\n{snippets.python(url, name, key=key)}\n\n")
+    show(f"\n{console.curl(url, name, key=key)}\n\n{console.python(url, name, key=key)}\n\n")

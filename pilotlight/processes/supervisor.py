@@ -25,7 +25,7 @@ import psutil
 from autoscaler.drivers.local.processes import become_subreaper
 from autoscaler.text import counted
 from pilotlight.output import say
-from pilotlight.signals import Signals
+from pilotlight.process import Signals
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 SIGNALS = {*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP}

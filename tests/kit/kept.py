@@ -14,8 +14,8 @@ from artifacts.store.store import Store
 from autoscaler.agent_contract import NodeWant, NodeWants
 from autoscaler.contract import ReplicaId, WeightsReport
 from autoscaler.spec.settings import Weights
+from pilotlight.agent.weights.fetch import NoSecretError
 from pilotlight.agent.weights.keeper import Keeping
-from pilotlight.agent.weights.pullsecrets import NoSecretError
 from tests.kit import packed
 
 WAIT_S_MAX = 60.0

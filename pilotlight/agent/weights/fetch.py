@@ -1,8 +1,9 @@
-"""One wish of a node's agent, carried out: weights brought into its store, or only looked at where they lie. I/O.
+"""Fetches one set of weights into the store of a node, or reads what a registry has, with the node's credentials. I/O.
 
-Owns whose logins are tried, and in which order, and what is opened by the Settings. Promises: what lies here already is
-not fetched again, and is given only to whom its registry lets in; few pulls and looks go on at once. When and for whom
-something is wished is `pilotlight.agent.weights.keeper`'s.
+Decides which logins are tried, and in which order, from the Settings and from the pull secrets of the engines'
+namespace. Weights that the store has are not fetched again, and are provided only to namespaces that their registry
+admits. The number of concurrent fetches is limited. Secrets are read for each fetch with the agent's service account;
+they are neither kept nor logged. `pilotlight.agent.weights.keeper` decides what is fetched when.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from artifacts.credentials import docker_config
 from artifacts.credentials import keychain as credentials
 from artifacts.credentials.docker_config import Config
 from artifacts.credentials.keychain import Keychain
@@ -173,3 +175,34 @@ def here(registries: Registries) -> Ways:
 async def _alone(_artifact: str) -> Peering | None:
     """There are no peers."""
     return None
+
+
+class NoSecretError(Exception):
+    """A pull secret cannot be had; `str()` says which, why, and what to do."""
+
+
+class PullSecrets:
+    """Of one namespace; None: they may not be read here."""
+
+    def __init__(self, namespace: str | None, kubeconfig: Path | None = None) -> None:
+        self._namespace = namespace
+        self._kubeconfig = kubeconfig
+
+    async def __call__(self, name: str) -> Config:
+        """Its logins. Raises NoSecretError, PolicyError."""
+        if self._namespace is None:
+            raise NoSecretError(
+                f"pull secret {name}: this node's agent may read none: give it --pull-secrets NAMESPACE"
+            )
+        from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
+        from autoscaler.kubernetes.kubeconfig import AccessError, access  # only here: it is an extra
+
+        try:
+            async with Api(await access(self._kubeconfig)) as api:
+                found = await api.get(f"/api/v1/namespaces/{self._namespace}/secrets/{name}")
+        except (AccessError, UnreachableError) as error:
+            raise NoSecretError(f"pull secret {name}: {error}") from None
+        except ApiError as error:
+            hint = ": name it in the chart's agent.pullSecrets" if error.status == 403 else ""
+            raise NoSecretError(f"pull secret {name} of namespace {self._namespace}: {error.reason}{hint}") from None
+        return docker_config.of_secret(found.get("type", ""), found.get("data") or {}, f"pull secret {name}")

@@ -28,9 +28,9 @@ from pilotlight.cli.weights.store import store_option
 from pilotlight.net import access, certificates
 from pilotlight.net.access import Access
 from pilotlight.net.certificates import FileError, Identity
+from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address, AddressType
 from pilotlight.net.renewal import Files
-from pilotlight.net.webserver import Runner
 from pilotlight.options import file_options
 from pilotlight.output import say
 

@@ -33,9 +33,9 @@ from pilotlight.agent.weights import peering
 from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.net import certificates
 from pilotlight.net.access import Access
+from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address
 from pilotlight.net.renewal import Files
-from pilotlight.net.webserver import Runner
 
 CERTIFIED = "pilotlight-agent"
 """What agents' certificates for each other are for: their addresses come and go."""
