@@ -51,6 +51,10 @@ state_option = click.option(
     "--state", type=DIRECTORY, default=default_state, show_default="~/.local/state/pilotlight",
     help="Where Pilotlight keeps what must outlive it.",
 )  # fmt: skip
+store_option = click.option(
+    "--store", type=DIRECTORY, default=lambda: default_state() / "weights",
+    show_default="~/.local/state/pilotlight/weights", help="The folder of the store.",
+)  # fmt: skip
 listen_option = click.option(
     "--listen", type=AddressType(), default=LISTEN, show_default=LISTEN.text, help="The inference port."
 )

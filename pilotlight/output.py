@@ -1,16 +1,139 @@
-"""Writes a line for a person without ever waiting for one: a stopped terminal or an unread pipe must stop nothing.
+"""Writes to a terminal, a file or a pipe: escapes control characters, and never waits for a reader.
 
-Owns that one write, which escapes control characters, and sends what libraries log the same way. Callers count the
-lines that were not shown, where that matters.
+Names, reasons and headers come from clients, registries, weight files and other servers. Written as they are, they
+could clear a terminal, forge a line or reorder text. `escaped` is applied by the stream (`safe_streams`), by
+`write_line` and by `pilotlight.tables`, so that no caller has to.
+
+A stopped terminal or a pipe without a reader must not stop a process: `write_line` returns whether the line was
+written, and `QuietStderr` writes the log lines of libraries in the same way.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import select
 import sys
+from collections.abc import Iterator
+from typing import TextIO
 
-from pilotlight.cli.terminal import escaped
+import click
+import msgspec
+
+LINE_CHARACTERS_MAX = 8192
+"""Of one line of text. JSON and YAML (`document`) are never cut."""
+
+_KEPT = str.maketrans("", "", "\t\n")
+
+
+def escaped(text: str, line_characters_max: int | None = None) -> str:
+    r"""`text` with all that is not printable (controls, invisible and bidirectional characters, separators, lone
+    surrogates; `str.isprintable`) as `\u001b`, and lines cut to `line_characters_max`.
+
+    JSON stays valid, and keeps its values: inside a string the replacement is an escape sequence. Tabs and line feeds
+    are left as they are.
+    """
+    safe = text if text.translate(_KEPT).isprintable() else "".join(map(_escape, text))
+    if line_characters_max is None or len(safe) <= line_characters_max:
+        return safe
+    return "\n".join(_cut(line, line_characters_max) for line in safe.split("\n"))
+
+
+def _escape(letter: str) -> str:
+    """As JSON has it: in units of UTF-16."""
+    if letter.isprintable() or letter in "\t\n":
+        return letter
+    units = letter.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+def _cut(line: str, characters_max: int) -> str:
+    if len(line) <= characters_max:
+        return line
+    mark = f"... ({len(line)} characters)"
+    return line[: max(0, characters_max - len(mark))] + mark
+
+
+class SafeStream(io.TextIOWrapper):
+    """A text stream over the buffer of another one that escapes and cuts what is written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        encoding = "utf-8" if stream.encoding.lower() in {"ascii", "us-ascii", "ansi_x3.4-1968"} else stream.encoding
+        super().__init__(
+            stream.buffer,
+            encoding=encoding,
+            errors="backslashreplace",
+            line_buffering=getattr(stream, "line_buffering", False),
+        )
+        self.rich_proxied_file = stream
+        """Rich writes there instead, with the control sequences of its own (as it does for its FileProxy)."""
+
+    def write(self, text: str) -> int:
+        """See TextIO. Raises click.ClickException if there is no space."""
+        with _told():
+            super().write(escaped(text, LINE_CHARACTERS_MAX))
+        return len(text)
+
+    def flush(self) -> None:
+        """See TextIO. Raises click.ClickException if there is no space."""
+        with _told():
+            super().flush()
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """A failed write as click's error. A closed pipe is for click to handle."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise click.ClickException(f"the output cannot be written: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def safe_streams() -> Iterator[None]:
+    """Standard output and standard error are SafeStreams inside."""
+    before = sys.stdout, sys.stderr
+    made = [SafeStream(stream) if hasattr(stream, "buffer") else None for stream in before]
+    sys.stdout, sys.stderr = (one or stream for one, stream in zip(made, before, strict=True))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for one in made:
+            if one is not None:
+                _detach(one)
+
+
+def _detach(stream: SafeStream) -> None:
+    try:
+        stream.detach()  # flushes
+    except (click.ClickException, OSError):  # click has reported it, or the reader is gone
+        with contextlib.suppress(OSError):  # what is left would fail again when the interpreter ends
+            number = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(number, stream.fileno())
+            os.close(number)
+            stream.detach()
+
+
+def document(text: str) -> None:
+    """Writes JSON or YAML to standard output: escaped, but never cut."""
+    with _told():
+        click.echo(escaped(text).encode(), nl=bool(text) and not text.endswith("\n"))
+
+
+def one_line(text: str) -> str:
+    """`text` with each run of white space as one space: a value cannot add lines to a message."""
+    return " ".join(text.split())
+
+
+def json_document(value: object) -> None:
+    """Writes `value` (Structs, lists, dicts) as indented JSON, all in ASCII."""
+    document(json.dumps(msgspec.to_builtins(value), indent=2))
+
 
 LINE_BYTES_MAX = 4096
 """PIPE_BUF: what a pipe that is ready takes without blocking (pipe(7))."""

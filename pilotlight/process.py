@@ -16,14 +16,12 @@ import os
 import resource
 import select
 import signal
-import socket
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 
 import click
 
-from pilotlight.net.listen import Address, listeners
 from pilotlight.output import QuietStderr, say
 
 PR_SET_PDEATHSIG = 1
@@ -49,14 +47,6 @@ def unblock_signals() -> None:
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
-
-
-def socket_of(fd: int | None, address: Address) -> socket.socket:
-    """The listening socket that the supervisor made (open while this process is replaced), or one of our own."""
-    made = listeners(address, 1)[0] if fd is None else socket.socket(fileno=fd)
-    made.setblocking(False)
-    made.set_inheritable(False)
-    return made
 
 
 def open_all_files() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from autoscaler.spec.load import load
 from pilotlight.cli import keys
+from pilotlight.models import documents
 from pilotlight.models.documents import KEYS_FILE
 
 
@@ -109,8 +110,8 @@ def test_what_cannot_name_a_tenant_is_refused_before_a_key_is_made(name: str) ->
 
 
 def test_who_reads_a_state_directory_is_known_while_it_lives(tmp_path: Path) -> None:
-    assert keys.reader(tmp_path) == ""
+    assert documents.serving_pid(tmp_path) == ""
     (tmp_path / "lock").write_text("1\n")
-    assert keys.reader(tmp_path) == "1"
+    assert documents.serving_pid(tmp_path) == "1"
     (tmp_path / "lock").write_text(f"{2**22 + 1}\n")  # over the largest pid
-    assert keys.reader(tmp_path) == ""
+    assert documents.serving_pid(tmp_path) == ""

@@ -16,8 +16,8 @@ from autoscaler.contract import ModelName
 from autoscaler.explain.model import Explanation
 from autoscaler.queries.views import DemandView, ModelView, Row, Sentences
 from pilotlight.cli import status as show
-from pilotlight.cli.tables import Console
 from pilotlight.net import ops_client
+from pilotlight.tables import Console
 
 pytestmark = pytest.mark.standard
 

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from pilotlight import __main__, output
-from pilotlight.cli import tables, terminal
-from pilotlight.cli.terminal import LINE_CHARACTERS_MAX, SafeStream, escaped
+from pilotlight import __main__, output, tables
+from pilotlight.output import LINE_CHARACTERS_MAX, SafeStream, escaped
 
 ALONE = (0x061C, 0x200E, 0x202E, 0x2066, 0x2028, 0xFEFF, 0xFFF9, 0xD800)
 RAW = "".join(map(chr, [*range(9), *range(11, 32), *range(0x7F, 0xA0), *ALONE]))
@@ -73,10 +72,10 @@ def test_a_stream_escapes_what_is_printed_and_leaves_bytes_alone() -> None:
 
 def test_streams_are_replaced_only_inside(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout, sys.stderr
-    with terminal.safe_streams():
+    with output.safe_streams():
         print("\x07out")
         print("\x07err", file=sys.stderr)
-        terminal.document('{"a": "\x85\u202e' + "x" * LINE_CHARACTERS_MAX + '"}')
+        output.document('{"a": "\x85\u202e' + "x" * LINE_CHARACTERS_MAX + '"}')
     assert (sys.stdout, sys.stderr) == before
     told = capsys.readouterr()
     first, second = told.out.splitlines()
@@ -87,12 +86,12 @@ def test_streams_are_replaced_only_inside(capsys: pytest.CaptureFixture[str]) ->
 def test_a_full_disk_behind_the_output_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        with terminal.safe_streams():
+        with output.safe_streams():
             print("x")
             with pytest.raises(click.ClickException, match="the output cannot be written: No space left on device"):
                 sys.stdout.flush()
             with pytest.raises(click.ClickException, match="the output cannot be written: No space left on device"):
-                terminal.document("[]")
+                output.document("[]")
         assert sys.stdout is full
 
 
@@ -127,10 +126,10 @@ def test_an_internal_error_is_one_line_without_its_message(monkeypatch: pytest.M
     monkeypatch.setattr(output, "write_line", lambda _, line: said.append(line))
     monkeypatch.setenv(__main__.TRACEBACK, "1" if traceback else "")
     with pytest.raises(ValueError, match="secret") as caught:
-        terminal.SafeStream(io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")).write(Secret())
+        output.SafeStream(io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")).write(Secret())
     error = ExceptionGroup("several", [caught.value, KeyError("secret")])
     __main__.report(type(error), error, error.__traceback__)
-    assert said[-1].startswith("pilotlight: internal error: ValueError in pilotlight/cli/terminal.py:")
+    assert said[-1].startswith("pilotlight: internal error: ValueError in pilotlight/output.py:")
     assert "please report" in said[-1]
     assert "secret" not in said[-1]
     assert any("Traceback" in line for line in said[:-1]) == traceback

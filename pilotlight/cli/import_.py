@@ -20,9 +20,9 @@ from autoscaler.importers.kubeai import models
 from autoscaler.importers.llama_swap import config
 from autoscaler.importers.result import Taken, apart, to_json, to_yaml
 from autoscaler.spec.load import DocumentError
-from pilotlight.cli.terminal import document
 from pilotlight.net import files as reading
 from pilotlight.options import PathType
+from pilotlight.output import document
 
 FILE_BYTES_MAX = 16 << 20
 """Of a configuration, and of what is read of Ollama's store besides weights."""

@@ -104,12 +104,3 @@ def _add(path: Path, tenant: str, entry: Key) -> None:
     spec = msgspec.structs.replace(known.spec, keys=(*known.spec.keys, entry))
     tenants[known.name] = msgspec.structs.replace(known, spec=spec)
     replace_file(path, to_yaml(Documents(tenants=tuple(tenants.values()))).encode(), durable=True)  # shown only once
-
-
-def reader(state: Path) -> str:
-    """The pid of the `serve` that owns the state directory, or nothing. Its lock file says so while it runs."""
-    try:
-        pid = (state / "lock").read_text().strip()
-    except OSError:
-        return ""
-    return pid if pid.isdecimal() and Path("/proc", pid).exists() else ""

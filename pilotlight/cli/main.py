@@ -17,7 +17,7 @@ import click
 
 from gateway.dispatch import memory_pressure
 from pilotlight import __version__
-from pilotlight.cli import terminal
+from pilotlight import output as terminal
 from pilotlight.net.listen import Address
 from pilotlight.options import (
     DIRECTORY,
@@ -218,6 +218,7 @@ def key() -> None:
 def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
     """Make a new API key: printed once, with the `keys:` entry (its hash) to paste."""
     from pilotlight.cli import keys
+    from pilotlight.models import documents
 
     keys.check_tenant_name(tenant)
     keys.check_role(role)
@@ -225,7 +226,7 @@ def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
     if state is None:
         click.echo(f"key (shown once): {secret}\npaste into Tenant {tenant}:\n  keys:\n  {keys.entry_yaml(entry)}")
         return
-    path, pid = keys.store(state, tenant, entry), keys.reader(state)
+    path, pid = keys.store(state, tenant, entry), documents.serving_pid(state)
     now = f", or now: kill -HUP {pid}" if pid else ""
     click.echo(
         f"key (shown once): {secret}\nstored for tenant {tenant} in {path}; `serve` reads it when it starts{now}"

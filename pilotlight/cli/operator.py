@@ -16,10 +16,10 @@ from rich.text import Text
 
 from autoscaler.queries.views import DeviceView, NodeView, Told
 from autoscaler.text import counted
-from pilotlight.cli.tables import Console
-from pilotlight.cli.terminal import json_document, one_line
 from pilotlight.net.ops_client import fetch
 from pilotlight.options import Command, key_of, key_option, ops_option, output_option
+from pilotlight.output import json_document, one_line
+from pilotlight.tables import Console
 
 LOOK_S = 0.5
 drain_force_option = click.option(

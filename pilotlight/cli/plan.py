@@ -23,10 +23,10 @@ from autoscaler.spec import yaml
 from autoscaler.spec.load import Documents
 from autoscaler.state.world import Slice
 from autoscaler.text import size
-from pilotlight.cli.terminal import json_document
 from pilotlight.models.documents import completed, load_files
 from pilotlight.net import files, ops_client
 from pilotlight.options import FILE, OPS, key_of, key_option, output_option
+from pilotlight.output import json_document
 
 LIVE_TIMEOUT_S = 60.0
 EXPECTED = "expected {waiting: NUMBER, running: NUMBER} or a number of Calls that wait"

@@ -17,9 +17,9 @@ from rich.live import Live
 from rich.table import Table
 
 from autoscaler.queries.views import DocumentsView, ModelView, OffView, Row, Sentences
-from pilotlight.cli.tables import Console, plain
-from pilotlight.cli.terminal import document, json_document, one_line
 from pilotlight.net.ops_client import fetch
+from pilotlight.output import document, json_document, one_line
+from pilotlight.tables import Console, plain
 
 if TYPE_CHECKING:
     from autoscaler.explain.fit import Fit

@@ -16,13 +16,13 @@ from rich.text import Text
 
 from autoscaler.spec.capacity import KINDS, PUBLISH, kinds_of
 from autoscaler.spec.settings import Settings
-from pilotlight.cli.tables import plain
-from pilotlight.cli.terminal import json_document
 from pilotlight.doctor import machine
 from pilotlight.doctor.finding import Finding, Grade, blocked
 from pilotlight.models.documents import load_settings
 from pilotlight.net.listen import Address
 from pilotlight.options import FILE, listen_option, operations_option, output_option, state_option
+from pilotlight.output import json_document
+from pilotlight.tables import plain
 
 MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "blocker": "bold red"}
 

@@ -17,8 +17,8 @@ from autoscaler.drivers.local.nvml import Gpu, Nvml, NvmlError, open_nvml
 from autoscaler.drivers.local.state_directory import StateDirectory, StateError
 from autoscaler.engines.installed import available, computes_on_cpu_only
 from autoscaler.text import counted, size
-from pilotlight.cli.keys import reader
 from pilotlight.doctor.finding import Finding
+from pilotlight.models.documents import serving_pid
 from pilotlight.net.listen import Address, listeners
 
 FILES_MIN = 65_536
@@ -35,7 +35,7 @@ def machine(listen: Address, ops: Address, state: Path) -> list[Finding]:
     findings = [system(sys.platform), gpus, engines(found)]
     if gpus.grade == "ok":
         findings.append(llama_on_gpu(found))
-    owner = reader(state)
+    owner = serving_pid(state)
     findings.append(open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     findings += [port("inference port", "--listen", listen, owner), port("operations port", "--ops", ops, owner)]
     return [*findings, state_directory(state)]

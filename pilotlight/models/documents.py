@@ -274,3 +274,12 @@ def problem_file(documents: Path) -> Path:
 def needs_tenant(documents: Documents, *, loopback: bool) -> bool:
     """Whether a listener may not start because anybody could call: not loopback, `auth: auto`, and no Tenant."""
     return documents.settings.auth == "auto" and not loopback and not documents.tenants
+
+
+def serving_pid(state: Path) -> str:
+    """The pid of the `serve` that owns the state directory, or nothing. Its lock file says so while it runs."""
+    try:
+        pid = (state / "lock").read_text().strip()
+    except OSError:
+        return ""
+    return pid if pid.isdecimal() and Path("/proc", pid).exists() else ""

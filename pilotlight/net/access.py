@@ -23,10 +23,9 @@ from gateway.control.sync import Sync
 from pilotlight.net import certificates
 from pilotlight.net.certificates import Identity
 from pilotlight.net.http_server import Runner
-from pilotlight.net.listen import Address
+from pilotlight.net.listen import Address, socket_of
 from pilotlight.net.renewal import Files
 from pilotlight.output import say
-from pilotlight.process import socket_of
 
 if TYPE_CHECKING:  # a gateway starts without the control plane
     from autoscaler.server.gateways import ContractServer

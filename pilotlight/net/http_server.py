@@ -21,8 +21,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.http.host_check import host_name, is_loopback, is_on_loopback
-from pilotlight.net.listen import Address
-from pilotlight.process import socket_of
+from pilotlight.net.listen import Address, socket_of
 
 MISDIRECTED = 421
 """RFC 9110, 15.5.20: this is not the server that the name stands for."""

@@ -113,3 +113,11 @@ async def accepting(factory: Callable[[], asyncio.BaseProtocol], sock: socket.so
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     socks = [sock, *(sock.dup() for _ in range(ACCEPTS - 1))]
     return [await loop.create_server(factory, sock=one, backlog=BACKLOG) for one in socks]
+
+
+def socket_of(fd: int | None, address: Address) -> socket.socket:
+    """The listening socket that the supervisor made (open while this process is replaced), or one of our own."""
+    made = listeners(address, 1)[0] if fd is None else socket.socket(fileno=fd)
+    made.setblocking(False)
+    made.set_inheritable(False)
+    return made

@@ -55,7 +55,7 @@ from pilotlight.models.weights import STORE, Supply
 from pilotlight.net import access
 from pilotlight.net import http_server as health
 from pilotlight.net.access import Access
-from pilotlight.net.listen import Address, check_operations
+from pilotlight.net.listen import Address, check_operations, socket_of
 from pilotlight.net.renewal import Files
 from pilotlight.output import say
 from pilotlight.processes import cluster
@@ -259,7 +259,7 @@ async def ports(
     if options.contract_socket is not None:
         options.contract_socket.unlink(missing_ok=True)
         await web.UnixSite(runners[0], str(options.contract_socket)).start()
-    await web.SockSite(runners[1], process.socket_of(options.ops_fd, options.ops)).start()
+    await web.SockSite(runners[1], socket_of(options.ops_fd, options.ops)).start()
     if options.contract_listen is not None:
         runners.append(await access.open_port(contract, options.contract_listen, options.access, files, admits))
     runners.append(await health.open_port(options.health, operations.health()))

@@ -32,7 +32,7 @@ from pilotlight.net import http_server as health
 from pilotlight.net.access import Access
 from pilotlight.net.certificates import Identity
 from pilotlight.net.event_file import EventFile
-from pilotlight.net.listen import Address, accepting, check_operations
+from pilotlight.net.listen import Address, accepting, check_operations, socket_of
 from pilotlight.net.renewal import Files
 from pilotlight.output import say
 
@@ -121,7 +121,7 @@ async def serve(options: GatewayOptions) -> None:
             background.append(tasks.create_task(events.keep_small()))
         await informed(front, stop)
         factory = front.connection if handshakes is None else handshakes.client
-        listener = process.socket_of(options.listen_fd, options.listen)
+        listener = socket_of(options.listen_fd, options.listen)
         front.listens_at(listener.getsockname())
         servers = await accepting(factory, listener)
         await stop.wait()

@@ -19,14 +19,13 @@ from autoscaler.drivers.local.state_directory import InUseError, StateDirectory,
 from autoscaler.spec.load import Documents, to_yaml
 from autoscaler.spec.settings import Limits, Settings, Signatures, Tls
 from autoscaler.text import counted
-from pilotlight.cli.terminal import document, escaped, one_line
 from pilotlight.models import credentials
 from pilotlight.models.credentials import SignersError
 from pilotlight.models.documents import gather, needs_tenant, problem_file
 from pilotlight.net import certificates
 from pilotlight.net.certificates import FileError, Identity
 from pilotlight.net.listen import Address, check_operations, listeners
-from pilotlight.output import say, show
+from pilotlight.output import document, escaped, one_line, say, show
 from pilotlight.processes import console
 from pilotlight.processes.supervisor import Role, Supervisor
 

@@ -345,7 +345,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.cli.plan.LIVE_TIMEOUT_S",
     ),
     "a line of output of a command; of a log": (
-        "pilotlight.cli.terminal.LINE_CHARACTERS_MAX",
+        "pilotlight.output.LINE_CHARACTERS_MAX",
         "pilotlight.output.LINE_BYTES_MAX",
     ),
     "the local driver: free space of the state directory's disk for a start; looked at": (

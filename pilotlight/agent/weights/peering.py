@@ -24,14 +24,13 @@ from artifacts.peers.server import STREAMS_MAX, Serving
 from artifacts.store.layout import Layout, StoreError
 from artifacts.store.store import Store
 from pilotlight import process
-from pilotlight.cli.weights.store import store_option
 from pilotlight.net import access, certificates
 from pilotlight.net.access import Access
 from pilotlight.net.certificates import FileError, Identity
 from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address, AddressType
 from pilotlight.net.renewal import Files
-from pilotlight.options import file_options
+from pilotlight.options import file_options, store_option
 from pilotlight.output import say
 
 LISTEN = Address("127.0.0.1", 8484)

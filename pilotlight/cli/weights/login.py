@@ -21,10 +21,10 @@ from artifacts.http.transport import Site
 from artifacts.reference import BadReferenceError
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
-from pilotlight.cli.terminal import json_document
 from pilotlight.cli.weights.pull import registry_options
 from pilotlight.models.credentials import files
 from pilotlight.options import output_option
+from pilotlight.output import json_document
 
 PASSWORD_CHARS_MAX = 64 << 10
 registry_argument = click.argument("name", metavar="REGISTRY")

@@ -22,9 +22,9 @@ from autoscaler.importers import modelfile
 from autoscaler.importers.decode import Labelled
 from autoscaler.spec.load import DocumentError
 from pilotlight.cli.import_ import FILE_BYTES_MAX, MODELFILE
-from pilotlight.cli.tables import bar
-from pilotlight.cli.terminal import json_document
 from pilotlight.options import FILE, output_option
+from pilotlight.output import json_document
+from pilotlight.tables import bar
 
 FILES_MAX = 100_000
 """Below one folder: more than any model has, so that a mistaken / is told soon."""

@@ -31,11 +31,11 @@ from artifacts.store.store import Row, Store
 from artifacts.store.verify import Bad, verify
 from autoscaler.text import size
 from pilotlight.agent.weights import peering
-from pilotlight.cli.tables import bar
-from pilotlight.cli.terminal import json_document
-from pilotlight.cli.weights.store import COPIES, in_store, meant, short, store_option
+from pilotlight.cli.weights.store import COPIES, in_store, meant, short
 from pilotlight.models.credentials import keychain
-from pilotlight.options import FILE, Command, output_option
+from pilotlight.options import FILE, Command, output_option, store_option
+from pilotlight.output import json_document
+from pilotlight.tables import bar
 
 FAILURES = (RegistryError, BadManifestError, StoreError, DiskError)
 """What ends a pull in one line."""

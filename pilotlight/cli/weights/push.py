@@ -36,13 +36,12 @@ from artifacts.registry.mirrors import Mirrored
 from artifacts.source_uri import Bucket, Hub
 from artifacts.store.store import Store
 from autoscaler.spec.quantity import parse_bytes
-from pilotlight.cli.tables import bar
-from pilotlight.cli.terminal import json_document
 from pilotlight.cli.weights.pack import planned
 from pilotlight.cli.weights.pull import one_line, pulled, registry_options, ways
-from pilotlight.cli.weights.store import store_option
 from pilotlight.models.credentials import keychain
-from pilotlight.options import output_option, too_long
+from pilotlight.options import output_option, store_option, too_long
+from pilotlight.output import json_document
+from pilotlight.tables import bar
 
 CHUNK_BYTES_MIN = 1 << 20
 """Smaller ones cost more requests than they save."""

@@ -26,18 +26,14 @@ from artifacts.store.tag_cache import Meanings
 from autoscaler.spec.quantity import parse_bytes
 from autoscaler.text import size
 from pilotlight.cli import status
-from pilotlight.cli.tables import plain
-from pilotlight.cli.terminal import json_document
-from pilotlight.options import DIRECTORY, default_state, output_option
+from pilotlight.options import output_option, store_option
+from pilotlight.output import json_document
+from pilotlight.tables import plain
 
 COLUMNS = ("artifact", "digest", "size", "age", "last used", "held")
 SHORT_DIGITS = 12
 COPIES = "`pilotlight weights ls` lists them"
 _BEGIN = re.compile(r"(?:sha(?:256|512):)?[0-9a-f]{6,}")
-store_option = click.option(
-    "--store", type=DIRECTORY, default=lambda: default_state() / "weights",
-    show_default="~/.local/state/pilotlight/weights", help="The folder of the store.",
-)  # fmt: skip
 names_argument = click.argument("names", metavar="DIGEST|ARTIFACT...", nargs=-1, required=True)
 
 

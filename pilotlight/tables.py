@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.segment import Segment
 from rich.text import Text
 
-from pilotlight.cli.terminal import LINE_CHARACTERS_MAX, escaped
+from pilotlight.output import LINE_CHARACTERS_MAX, escaped
 
 PLAIN_COLUMNS = 240
 """Width of a table in a file or a pipe: one line for each row, nothing cut."""
