@@ -8,6 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from autoscaler.contract import Message, ReplicaId, WeightsReport
+from autoscaler.spec.artifact import is_stored
+from autoscaler.spec.artifact import named as artifact_name
+from autoscaler.spec.engines import ENGINES, fetches
+from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Weights
 
 
@@ -106,3 +110,17 @@ class NodeWants(Message, frozen=True):
     """Files that it names are the agent's."""
     fabric: tuple[FabricWant, ...] = ()
     """Devices that come or leave: who is not named (any more) neither does."""
+
+
+def stored(artifact: str | None, engine: str) -> bool:
+    """Whether such weights of a Model with that engine are to be in a node's store."""
+    return is_stored(artifact) and not fetches(artifact or "", ENGINES[engine])
+
+
+def parts(model: Model) -> dict[str, Wish]:
+    """What nodes' stores are to have of it: OWN, and adapters by their names."""
+    spec = model.spec
+    secret, unsafe = spec.pull_secret or "", spec.allow_unsafe
+    own = {OWN: spec.artifact or ""} if stored(spec.artifact, spec.engine) else {}
+    named = own | {one.name: one.artifact for one in spec.adapters if is_stored(one.artifact)}
+    return {name: Wish(artifact_name(artifact), secret, unsafe) for name, artifact in named.items()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 LINE_CHARACTERS_MAX = 1_000
 """Of a message with others' text in it."""
@@ -26,6 +27,11 @@ _VALID_FOR = re.compile(r"(?<=certificate is valid for )[^\s,]+(?:, (?:not )?[^\
 """Hosts that a certificate names, and the one that it does not."""
 _HOST = re.compile(r"(?<![\w.*-])[\w*-]+(?:\.[\w-]+)+")
 """None of these takes longer than by the length of a text, whatever is in it."""
+
+
+def rfc3339(unix_s: float) -> str:
+    """A time as API servers write it (RFC 3339), in whole seconds; such texts sort by time."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds(duration_s: float) -> str:

@@ -133,6 +133,7 @@ EXCEPTIONS = {
     ("autoscaler/spec/cron", "datetime"): "calculates with calendar days; reads no clock",
     ("autoscaler/spec/cron", "zoneinfo"): "reads the time zones of the machine, which do not change",
     ("autoscaler/spec/tenant", "datetime"): "parses a time; reads no clock",
+    ("autoscaler/text", "datetime"): "formats a given time; reads no clock",
     (
         "autoscaler/engines/command_line",
         "autoscaler.engines.xllamacpp_server",

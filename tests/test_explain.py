@@ -16,9 +16,8 @@ from autoscaler.spec.model import ADOPTED_HASH, Adopted
 from autoscaler.state.actions import Plan, Unmet
 from autoscaler.state.events import Tick, Transition
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Drain, History, World
+from autoscaler.state.world import ClusterFacts, Drain, History, World
 from autoscaler.text import counted, seconds, size, tenants
-from autoscaler.weights.mounts import ClusterFacts
 from tests.kit.taught import cluster, exercise_of, lesson
 from tests.kit.worlds import T0, device, drain, gateway, level, model, replica, use, world
 

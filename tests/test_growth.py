@@ -24,7 +24,7 @@ from autoscaler.placement.index import lrv
 from autoscaler.placement.index.arrays import Node, Stock
 from autoscaler.placement.index.index import Yard
 from autoscaler.placement.index.residual_waste import Taught, untaught
-from autoscaler.placement.model.types import Growth, Outlook, Packing, Shelf, Want
+from autoscaler.placement.model.types import Outlook, Packing, Shelf, Want
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
 from autoscaler.queries.memory import Given, growth, slots, why_no_growth
@@ -36,7 +36,7 @@ from autoscaler.spec.settings import DeclaredDevice
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import Kind, Lane
+from autoscaler.state.resources import Growth, Kind, Lane
 from autoscaler.state.world import Replica, World
 from pilotlight.models.documents import completed
 from pilotlight.models.fit import needs

@@ -6,8 +6,9 @@ import pytest
 
 from autoscaler.spec.load import DocumentError, load
 from autoscaler.spec.settings import Settings, Signatures, Weights
+from autoscaler.state.world import ClusterFacts
 from autoscaler.weights import mounts
-from autoscaler.weights.mounts import Choice, ClusterFacts, Found, NodeFacts
+from autoscaler.weights.mounts import Choice, Found, NodeFacts
 
 OCI = "oci://ghcr.io/acme/llama:8b"
 DIGEST = "sha256:" + 64 * "a"

@@ -18,8 +18,7 @@ from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.state.actions import Plan
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import NodeReported
-from autoscaler.state.world import Replica, World
-from autoscaler.weights.mounts import ClusterFacts
+from autoscaler.state.world import ClusterFacts, Replica, World
 from tests.kit.worlds import T0, device, replica, world
 
 ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="vllm", artifact="oci://r.io/a:1"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoscaler.contract import ModelName
 from autoscaler.controller.weights_wait import NodeSupply
 from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
-from autoscaler.weights.mounts import ClusterFacts
+from autoscaler.state.world import ClusterFacts
 from tests.kit.worlds import device, replica, world
 
 LORA = (Adapter(name="lora", artifact="oci://r.io/lora:1"),)

@@ -19,12 +19,13 @@ from autoscaler.contract import ReplicaId
 from autoscaler.fold.fold import fold
 from autoscaler.fold.indices import rebuild
 from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.types import Force, Growth, Outlook, Packing, Shelf, Want
+from autoscaler.placement.model.types import Force, Outlook, Packing, Shelf, Want
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
 from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
 from autoscaler.state.events import Seen, SlicesSeen
 from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import Growth
 from autoscaler.state.world import SliceId, World
 from tests.kit.budget import examples
 from tests.kit.observed import seen_of

@@ -13,10 +13,10 @@ from autoscaler.drivers.kubernetes.inventory import declared
 from autoscaler.drivers.kubernetes.objects import device_plugin_config
 from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.drivers.kubernetes.objects import pod as pods
-from autoscaler.drivers.kubernetes.objects.device_plugin_config import PLACES
 from autoscaler.drivers.kubernetes.objects.node import NodeSeen, OtherPod
 from autoscaler.drivers.kubernetes.objects.replica_events import unbound
 from autoscaler.fold.fold import fold
+from autoscaler.kubernetes.constants import PLACES
 from autoscaler.planner.plan import plan
 from autoscaler.queries.node_reports import ILL, OTHERS, ill
 from autoscaler.slicing import registry

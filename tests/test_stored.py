@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from autoscaler.agent_contract import stored
 from autoscaler.contract import ModelName
 from autoscaler.explain.weights import weights
 from autoscaler.spec.model import Model, ModelSpec
-from autoscaler.state.world import NodeId
-from autoscaler.weights.desired import lying, stored, wanted
-from autoscaler.weights.mounts import ClusterFacts
+from autoscaler.state.world import ClusterFacts, NodeId
+from autoscaler.weights.desired import lying, wanted
 from tests.kit.worlds import device, world
 
 

@@ -21,8 +21,8 @@ from autoscaler.spec.model import Adapter, Model
 from autoscaler.spec.ownership import INSTALLATION, Ownership
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Settings, Weights
-from autoscaler.state.world import Replica
-from autoscaler.weights.mounts import ClusterFacts, Found, NodeFacts
+from autoscaler.state.world import ClusterFacts, Replica
+from autoscaler.weights.mounts import Found, NodeFacts
 from pilotlight.processes.cluster import launch
 from tests.kit.golden import agrees
 from tests.test_pod_orders import Deaf

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.agent_contract import OWN, Laid, LaidAdapter, NodeWant, NodeWants, Wish, wish_of
+from autoscaler.agent_contract import OWN, Laid, LaidAdapter, NodeWant, NodeWants, Wish, parts, wish_of
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
 from autoscaler.engines import EngineError
 from autoscaler.explain.weights import word
@@ -22,10 +22,10 @@ from autoscaler.state.actions import Unmet
 from autoscaler.state.events import DocumentsSeen, Tick
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import NodeReported
-from autoscaler.state.world import Copy, Load, NodeId, Replica, SliceId, World
-from autoscaler.weights.desired import AGENT_S_MAX, Coming, Failed, ahead, found, loaded, parts, standing, wanted
+from autoscaler.state.world import ClusterFacts, Copy, Load, NodeId, Replica, SliceId, World
+from autoscaler.weights.desired import AGENT_S_MAX, Coming, Failed, ahead, found, loaded, standing, wanted
 from autoscaler.weights.inspection import Lookers
-from autoscaler.weights.mounts import ClusterFacts, Found
+from autoscaler.weights.mounts import Found
 from tests.kit.worlds import T0, device, replica, world
 
 ADA = "oci://r.example/ada:1"

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from autoscaler.capacity.lead_times import NO_LEARNT, expected
-from autoscaler.fold.draft import Draft
 from autoscaler.state.capacity_orders import Lease
 from autoscaler.state.node_labels import UNNEEDED
 from autoscaler.state.operator_orders import Cordon, Place
@@ -46,18 +45,17 @@ its Offer tells it.
 """
 
 
-def look(draft: Draft) -> None:
-    """The orders that follow from how things are now, in the place of those of before."""
-    world, before = draft.world, draft.before
+def cordons(world: World, before: World, now_s: float) -> Mapping[Place, Cordon]:
+    """The orders of operators in `world`, and those that follow from what it contains. `before`: the World of the last
+    call, whose orders still apply if nothing that they follow from has changed.
+    """
     timed = any(one.ends_s is not None for one in _here(world))
     ours = any(one.why for one in world.cordons.values())
     still = world.slices is before.slices and world.capacity is before.capacity and world.cordons is before.cordons
     if still and not timed and not ours:
-        return
+        return world.cordons
     told = {place: one for place, one in world.cordons.items() if not one.why}
-    now = {place: one for place, one in _found(world, draft.now_s).items() if place not in told}
-    if {**told, **now} != world.cordons:
-        draft.change(cordons={**told, **now})
+    return {**told, **{place: one for place, one in _found(world, now_s).items() if place not in told}}
 
 
 def _found(world: World, now_s: float) -> dict[Place, Cordon]:

@@ -10,14 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
-from autoscaler.agent_contract import OWN, Laid
+from autoscaler.agent_contract import OWN, Laid, parts
 from autoscaler.contract import ReplicaId
 from autoscaler.controller.loop import Step
 from autoscaler.spec.model import Model
-from autoscaler.state.world import Replica, World
+from autoscaler.state.world import ClusterFacts, Replica, World
 from autoscaler.weights import mounts
-from autoscaler.weights.desired import Coming, Failed, found, lying, nowhere, parts, standing
-from autoscaler.weights.mounts import ClusterFacts
+from autoscaler.weights.desired import Coming, Failed, found, lying, nowhere, standing
 
 HOW = "it is not known how pods can see them: the API server does not say its version and our rights"
 LOOK_S_MAX = 30.0

@@ -17,8 +17,7 @@ from autoscaler.state.device_claims import AwaitedSeen
 from autoscaler.state.events import FaultSeen, HostsSeen, ImagesSeen, ReplicaSeen, SlicesSeen, Synced
 from autoscaler.state.mig import CutOrder
 from autoscaler.state.operator_orders import Cordon, Place
-from autoscaler.state.world import Replica
-from autoscaler.weights.mounts import ClusterFacts
+from autoscaler.state.world import ClusterFacts, Replica
 
 Observation = ReplicaSeen | FaultSeen | HostsSeen | ImagesSeen | SlicesSeen | AwaitedSeen | Synced
 Observe = Callable[[tuple[Observation, ...]], None]

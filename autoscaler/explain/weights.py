@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
+from autoscaler.agent_contract import stored
 from autoscaler.spec.artifact import is_stored, named
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Copy, World
 from autoscaler.weights import desired, mounts
-from autoscaler.weights.desired import lying, stored
+from autoscaler.weights.desired import lying
 
 NODES_TOLD = 4
 

@@ -49,6 +49,7 @@ from autoscaler.state.events import (
     ImagesSeen,
     LeadingSeen,
     LessonLearnt,
+    MountsSeen,
     ReplicaSeen,
     Reported,
     SlicesSeen,
@@ -61,7 +62,6 @@ from autoscaler.state.mig import CutRefused, CuttableSeen
 from autoscaler.state.operator_orders import CordonsSeen, ModelStopped, ModelWoken, NodeReported
 from autoscaler.state.placement_value import Lesson
 from autoscaler.state.world import Slice, World
-from autoscaler.weights.mounts import MountsSeen
 
 CLOCK_S = 1.0
 """A clock that is off by no more than before is not set anew."""
@@ -296,7 +296,9 @@ def _pass_time(draft: Draft, batch: Sequence[Observation]) -> None:
     operator_orders.carried_out(draft)
     operator_orders.forget(draft)
     capacity.look(draft)
-    interruptions.look(draft)
+    cordons = interruptions.cordons(draft.world, draft.before, draft.now_s)
+    if cordons != draft.world.cordons:
+        draft.change(cordons=cordons)
     if any(not isinstance(one, Acted) for one in batch):  # after our own Actions who is where is as it was
         paid_capacity.look(draft)
     out = faults.quarantined(draft.world)

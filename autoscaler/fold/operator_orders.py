@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler.agent_contract import Wish, wish_of
+from autoscaler.agent_contract import Wish, parts, wish_of
 from autoscaler.contract import ModelName, NodeReport, PodDevices, WeightsReport
 from autoscaler.demand import history as histories
 from autoscaler.demand.desired_replicas import idle_window_s
@@ -28,7 +28,6 @@ from autoscaler.state import images
 from autoscaler.state.images import NodeImages
 from autoscaler.state.operator_orders import CordonsSeen, ModelStopped, ModelWoken, Node, NodeReported, StopOrder
 from autoscaler.state.world import Copy, NodeId, World
-from autoscaler.weights.desired import parts
 
 
 def leads(draft: Draft, epoch: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from autoscaler.drivers.kubernetes.objects.device_plugin_config import PLACES
+from autoscaler.kubernetes.constants import PLACES
 from autoscaler.spec.capacity import PUBLISH
 from autoscaler.spec.ownership import CLAIM
 from autoscaler.state.device_claims import DRIVER

@@ -25,10 +25,10 @@ from typing import Final, NamedTuple, TypeAlias
 
 from autoscaler.contract import ReplicaId
 from autoscaler.placement.model.predicates import admits
-from autoscaler.placement.model.types import NO_GROWTH, Placement, Shelf, Want
+from autoscaler.placement.model.types import Placement, Shelf, Want
 from autoscaler.placement.overlay import Supposed
 from autoscaler.spec.quantity import SIZE_MAX
-from autoscaler.state.resources import Kind, Lane, Room
+from autoscaler.state.resources import NO_GROWTH, Kind, Lane, Room
 
 MIB: Final = 1 << 20
 Selector: TypeAlias = tuple[tuple[str, str], ...]

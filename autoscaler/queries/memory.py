@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.placement.model.types import NO_GROWTH, Growth
 from autoscaler.spec.model import Model
 from autoscaler.spec.quantity import SIZE_MAX
+from autoscaler.state.resources import NO_GROWTH, Growth
 from autoscaler.state.world import History, Replica, Used
 from autoscaler.text import size
 

@@ -15,7 +15,7 @@ from autoscaler.state.images import Image
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.placement_value import Lesson
 from autoscaler.state.resources import Beside, Host
-from autoscaler.state.world import Copy, Fact, History, NodeId, Placing, PodRef, Slice, SliceId
+from autoscaler.state.world import ClusterFacts, Copy, Fact, History, NodeId, Placing, PodRef, Slice, SliceId
 
 
 class Seen(StrEnum):
@@ -213,3 +213,9 @@ class Transition(Fact, frozen=True):
     verb: str
     """The verb of the table, or "seen" where an observation jumped."""
     reason: str
+
+
+class MountsSeen(Fact, frozen=True):
+    """An observation: what holds for all nodes now."""
+
+    facts: ClusterFacts

@@ -232,3 +232,13 @@ class Wanted(NamedTuple):
 
 def _matches(globs: str, product: str) -> bool:
     return any(fnmatchcase(product, glob) for glob in globs.split(EITHER))
+
+
+class Growth(NamedTuple):
+    """How much more memory than it asks for a Want makes use of, in steps."""
+
+    most_bytes: int = 0
+    step_bytes: int = 1
+
+
+NO_GROWTH: Final = Growth()

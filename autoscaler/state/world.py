@@ -7,7 +7,7 @@ Owns the types only; `autoscaler.fold.fold` makes the next World out of an old o
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import msgspec
 
@@ -35,11 +35,25 @@ from autoscaler.state.node_labels import Coming, Shun, Taint
 from autoscaler.state.operator_orders import Cordon, Node, Place, StopOrder
 from autoscaler.state.placement_value import Lesson
 from autoscaler.state.resources import NOTHING, Beside, Host, Isolation
-from autoscaler.weights.mounts import ClusterFacts
 
 SliceId = NewType("SliceId", str)
 DeviceId = NewType("DeviceId", str)
 NodeId = NewType("NodeId", str)
+
+Version = tuple[int, int]
+STORE = "/var/lib/pilotlight/weights"
+"""On nodes, unless we are told otherwise."""
+
+
+class ClusterFacts(NamedTuple):
+    """What holds for all nodes, as far as it is known."""
+
+    volumes: bool = False
+    """We may make PersistentVolumes."""
+    server: Version | None = None
+    """Of the API server."""
+    store: str = STORE
+    """Of the agents, on their nodes."""
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):

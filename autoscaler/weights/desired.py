@@ -15,26 +15,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from autoscaler.agent_contract import OWN, FabricWant, ImageWant, Laid, LaidAdapter, NodeWant, NodeWants, Wish, wish_of
+from autoscaler.agent_contract import (
+    OWN,
+    FabricWant,
+    ImageWant,
+    Laid,
+    LaidAdapter,
+    NodeWant,
+    NodeWants,
+    Wish,
+    parts,
+    wish_of,
+)
 from autoscaler.contract import ModelName, WeightsReport
 from autoscaler.queries.node_reports import fresh
-from autoscaler.spec.artifact import is_stored
-from autoscaler.spec.artifact import named as artifact_name
 from autoscaler.spec.engines import ENGINES, EngineError, fetches
 from autoscaler.spec.model import Model
 from autoscaler.spec.validation import ADAPTER_PATH
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import Node
-from autoscaler.state.world import NodeId, Replica, World
+from autoscaler.state.world import ClusterFacts, NodeId, Replica, World
 from autoscaler.text import size
 from autoscaler.weights import mounts
 from autoscaler.weights.mounts import Found
-
-
-def stored(artifact: str | None, engine: str) -> bool:
-    """Whether such weights of a Model with that engine are to be in a node's store."""
-    return is_stored(artifact) and not fetches(artifact or "", ENGINES[engine])
 
 
 def lying(model: Model) -> str | None:
@@ -62,15 +66,6 @@ class Failed(NamedTuple):
     """Weights that did not come."""
 
     reason: str
-
-
-def parts(model: Model) -> dict[str, Wish]:
-    """What nodes' stores are to have of it: OWN, and adapters by their names."""
-    spec = model.spec
-    secret, unsafe = spec.pull_secret or "", spec.allow_unsafe
-    own = {OWN: spec.artifact or ""} if stored(spec.artifact, spec.engine) else {}
-    named = own | {one.name: one.artifact for one in spec.adapters if is_stored(one.artifact)}
-    return {name: Wish(artifact_name(artifact), secret, unsafe) for name, artifact in named.items()}
 
 
 def wishes(world: World, model: Model) -> dict[str, Wish]:
@@ -195,7 +190,7 @@ def _unseen(world: World, said: WeightsReport) -> str:
     """Why pods cannot mount what was looked at; empty: they can, or it was brought."""
     if not said.look or said.image is not None or not said.digest:
         return ""
-    settings, facts = world.settings, world.mounting or mounts.ClusterFacts()
+    settings, facts = world.settings, world.mounting or ClusterFacts()
     return mounts.choose(said.artifact, settings, facts, found=Found(said.digest, why=said.no_image)).reason
 
 

@@ -10,47 +10,24 @@ mounted as it is, and so is a Dataset of Fluid, which makes a claim of its own n
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal, NamedTuple
-
-import msgspec
+from typing import Literal, NamedTuple
 
 from autoscaler.spec.artifact import is_stored
-
-if TYPE_CHECKING:
-    from autoscaler.spec.settings import Settings  # which knows Models, as this module need not
+from autoscaler.spec.settings import Settings
+from autoscaler.state.world import ClusterFacts, Version
 
 Way = Literal["volume", "image", "claim", "hostPath"]
-Version = tuple[int, int]
 
 MOUNT = "/weights"
 """Where an engine's container sees them."""
 ADAPTERS = "/adapters"
 """And adapters' weights, each below its name."""
-STORE = "/var/lib/pilotlight/weights"
-"""On nodes, unless we are told otherwise."""
 IMAGES_FROM, IMAGES_BY_DEFAULT = (1, 31), (1, 35)
 """Versions of Kubernetes that know image volumes, where somebody switched them on; and that have them on."""
 _RUNTIMES: dict[str, Version] = {"containerd": (2, 1), "cri-o": (1, 31)}
 _VERSION = re.compile(r"v?([0-9]+)\.([0-9]+)")
 _TAG = re.compile(r"(@[a-z0-9]+:[0-9a-f]+)$|(:[^/:@]+)?(@[a-z0-9]+:[0-9a-f]+)?$")
 HOST_PATH = "or say weights.mount: hostPath in the Settings, where pod security lets it in"
-
-
-class ClusterFacts(NamedTuple):
-    """What holds for all nodes, as far as it is known."""
-
-    volumes: bool = False
-    """We may make PersistentVolumes."""
-    server: Version | None = None
-    """Of the API server."""
-    store: str = STORE
-    """Of the agents, on their nodes."""
-
-
-class MountsSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """An observation: what holds for all nodes now."""
-
-    facts: ClusterFacts
 
 
 class NodeFacts(NamedTuple):

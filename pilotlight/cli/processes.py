@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 from msgspec.structs import replace
 
-from autoscaler.weights.mounts import STORE
+from autoscaler.state.world import STORE
 from pilotlight.net.listen import Address, AddressType
 from pilotlight.options import (
     DIRECTORY,

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 
 from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import ConfigError
-from autoscaler.agent_contract import OWN, Wish
+from autoscaler.agent_contract import OWN, Wish, parts
 from autoscaler.contract import WeightsReport
 from autoscaler.explain.fit import Needs, Part
 from autoscaler.spec.model import Model
-from autoscaler.weights.desired import parts
 from pilotlight.models import remote_header
 from pilotlight.models.memory import Known, estimate, known_here, local_path, pages, serving, share
 

@@ -22,10 +22,9 @@ from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import ConfigError
 from artifacts.formats.memory import Shape
 from artifacts.registry.blobs import Source
-from autoscaler.agent_contract import OWN, Wish
+from autoscaler.agent_contract import OWN, Wish, parts
 from autoscaler.contract import WeightsReport, decoder
 from autoscaler.spec.model import Model
-from autoscaler.weights.desired import parts
 from pilotlight.models.memory import Known, takes_all
 
 CHARS_MAX = 100_000

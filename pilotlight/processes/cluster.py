@@ -38,7 +38,7 @@ from autoscaler.spec import ownership
 from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import Ownership
 from autoscaler.state.events import DocumentsSeen, FollowingSeen, LeadingSeen
-from autoscaler.state.world import World
+from autoscaler.state.world import STORE, World
 from autoscaler.weights import mounts
 from pilotlight.models.capacity_providers import Supplies
 
@@ -72,7 +72,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Namespaces whose annotated Deployments and StatefulSets are ours to serve, too; absent: all that we may see."""
     watch_kubeai: bool = False
     """Models of KubeAI are ours to serve, too."""
-    weights_store: str = mounts.STORE
+    weights_store: str = STORE
     """Of the agents, on their nodes."""
     accounts: tuple[str, ...] = ()
     """Service accounts of gateways and agents alike: NAME, or NAMESPACE:NAME."""

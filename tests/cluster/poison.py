@@ -15,9 +15,9 @@ import msgspec
 import yaml
 
 from autoscaler.drivers.kubernetes.adoption.annotations import KNOWN
-from autoscaler.drivers.kubernetes.objects.device_plugin_config import PLACES
 from autoscaler.importers.kubeai.models import API_VERSION as KUBEAI
 from autoscaler.kubernetes.api import Api, ApiError, Object
+from autoscaler.kubernetes.constants import PLACES
 from autoscaler.kubernetes.rbac import rights
 from autoscaler.slicing.registry import ANNOTATIONS, CHOICES
 from autoscaler.spec.capacity import KINDS as PROVIDERS

@@ -14,9 +14,10 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.objects.device_plugin_config import CHOICE, PLACES
+from autoscaler.drivers.kubernetes.objects.device_plugin_config import CHOICE
 from autoscaler.drivers.kubernetes.objects.node import RESLICED
 from autoscaler.kubernetes.api import MERGE, Api, ApiError
+from autoscaler.kubernetes.constants import PLACES
 from autoscaler.queries.memory import AS_ASKED, Given
 from autoscaler.spec.model import Model
 from autoscaler.spec.quantity import Bytes

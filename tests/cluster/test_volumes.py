@@ -22,8 +22,8 @@ from autoscaler.kubernetes.kubeconfig import access
 from autoscaler.spec import load
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings, Weights
-from autoscaler.state.world import Replica, SliceId
-from autoscaler.weights.mounts import STORE, Found, NodeFacts
+from autoscaler.state.world import STORE, Replica, SliceId
+from autoscaler.weights.mounts import Found, NodeFacts
 from tests.cluster.accounts import acting_as_autoscaler, refused
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node

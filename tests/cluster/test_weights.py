@@ -27,8 +27,8 @@ from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.kubernetes.api import Api
 from autoscaler.spec import load
 from autoscaler.spec.model import Model
+from autoscaler.state.world import STORE
 from autoscaler.text import size
-from autoscaler.weights import mounts
 from loadtest import tiny_gguf
 from pilotlight.cli.weights.pack import planned
 from pilotlight.models.documents import completed
@@ -75,7 +75,7 @@ class Scene:
         self.house, self.node, self.store = house, node, folder / f"store{name}"
         self._api, self._folder, self._log = api, folder, folder / f"agent{name}.log"
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
-        node.shown[mounts.STORE] = self.store
+        node.shown[STORE] = self.store
 
     @asynccontextmanager
     async def agent(self, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:

@@ -21,8 +21,7 @@ from autoscaler.drivers.driver import NodeSupply
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.watching import Change, Watched
 from autoscaler.spec.model import Model
-from autoscaler.state.world import Replica
-from autoscaler.weights.mounts import ClusterFacts
+from autoscaler.state.world import ClusterFacts, Replica
 
 BRINGING = "its weights are brought to its node"
 

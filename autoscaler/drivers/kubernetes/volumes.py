@@ -26,8 +26,10 @@ from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import MANAGED_BY, OURS, Pod
 from autoscaler.spec.settings import Settings
+from autoscaler.state.events import MountsSeen
+from autoscaler.state.world import STORE, ClusterFacts
 from autoscaler.weights import mounts
-from autoscaler.weights.mounts import ADAPTERS, MOUNT, ClusterFacts, Found, MountsSeen, NodeFacts
+from autoscaler.weights.mounts import ADAPTERS, MOUNT, Found, NodeFacts
 
 VOLUMES = "/api/v1/persistentvolumes"
 NAME = "pilotlight-weights"
@@ -295,7 +297,7 @@ async def looked(api: Api, scope: str, store: str, observe: Callable[[tuple[Moun
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
-async def look(api: Api, scope: str, store: str = mounts.STORE) -> ClusterFacts:
+async def look(api: Api, scope: str, store: str = STORE) -> ClusterFacts:
     """What the API server says of itself and of our rights: two requests, one with scope `namespace`. Raises ApiError,
     UnreachableError.
     """

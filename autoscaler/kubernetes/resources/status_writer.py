@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.adoption.annotations import stamp
 from autoscaler.faults import Failure, attempt, described
 from autoscaler.fold.masking import masked
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
@@ -33,6 +32,7 @@ from autoscaler.provisioning.feasibility import as_before, misfits
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.state.actions import Unmet
 from autoscaler.state.world import World
+from autoscaler.text import rfc3339
 
 NEWS_S, CHANGE_S = 1.0, 60.0
 """Of one Model: so long after the last write at the earliest."""
@@ -289,7 +289,7 @@ class Statuses:
         self._again_s.pop(one.uid, None)
         said = {
             "type": ELSEWHERE, "status": "True", "reason": "OtherInstallation", "message": one.elsewhere,
-            "lastTransitionTime": stamp(self._wall()),
+            "lastTransitionTime": rfc3339(self._wall()),
         }  # fmt: skip
         body: Object = {
             "apiVersion": API_VERSION, "kind": "Model", "status": {"conditions": [said]} if one.elsewhere else {},

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.spec.pod import Toleration
 from autoscaler.state.capacity_orders import LeaseId
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.resources import NOTHING, Beside, Isolation, Kind, Lane, Link, Room
+from autoscaler.state.resources import NO_GROWTH, NOTHING, Beside, Growth, Isolation, Kind, Lane, Link, Room
 from autoscaler.state.world import NodeId, Slice, SliceId
 
 if TYPE_CHECKING:  # imports NumPy, which processes that only read documents do without
@@ -64,16 +64,6 @@ class Supplies(NamedTuple):
     """Its engine's; empty: it needs none."""
     weights_bytes: int = 0
     """0: not known, and taken for much."""
-
-
-class Growth(NamedTuple):
-    """How much more memory than it asks for a Want makes use of, in steps."""
-
-    most_bytes: int = 0
-    step_bytes: int = 1
-
-
-NO_GROWTH: Final = Growth()
 
 
 class Want(NamedTuple):

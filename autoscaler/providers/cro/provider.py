@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
@@ -43,6 +42,7 @@ from autoscaler.providers.kube import (
 from autoscaler.providers.provider import RefusedError
 from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
+from autoscaler.text import rfc3339
 
 
 class Turns:
@@ -265,7 +265,7 @@ class CroFabric:
             return
         await self._unmark(request, shares)
         for one in mine:
-            marked = {objects.VICTIM: "true", objects.LAST_USED: _stamp(self._server.unix_s())}
+            marked = {objects.VICTIM: "true", objects.LAST_USED: rfc3339(self._server.unix_s())}
             change = {"labels": {objects.LEASE: name}, "annotations": marked}
             await self._server.patch(f"{RESOURCES}/{one.name}", {"metadata": change})
         after = {name: replace(request.notes[name], leaving=True) if mine else None}
@@ -400,8 +400,8 @@ class CroFabric:
         for name, mine in shares.items():
             for one in mine if not request.notes[name].leaving else ():
                 change: Object = {"labels": {objects.LEASE: name}} if one.lease != name else {}
-                if (one.state == objects.ONLINE or one.victim) and one.last_used < _stamp(now_s - FRESH_S):
-                    change["annotations"] = {objects.LAST_USED: _stamp(now_s)}
+                if (one.state == objects.ONLINE or one.victim) and one.last_used < rfc3339(now_s - FRESH_S):
+                    change["annotations"] = {objects.LAST_USED: rfc3339(now_s)}
                     if one.victim:  # so long ago that no order is under way: it changed no size after all
                         change["annotations"][objects.VICTIM] = None
                         change["resourceVersion"] = one.version
@@ -426,8 +426,3 @@ async def _again(write: Callable[[], Awaitable[None]]) -> None:
             if error.status not in {CONFLICT, NOT_FOUND}:
                 raise
     return await write()
-
-
-def _stamp(unix_s: float) -> str:
-    """RFC 3339; such moments compare as texts."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_s))

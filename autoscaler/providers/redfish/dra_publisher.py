@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from autoscaler.providers.device_usage import CLAIMS, SLICES
@@ -23,6 +22,7 @@ from autoscaler.provisioning.device_claims import Pool, Published, Told
 from autoscaler.spec.ownership import identity
 from autoscaler.spec.pod import MANAGED_BY, OURS
 from autoscaler.state.device_claims import DRIVER, written
+from autoscaler.text import rfc3339
 
 API: Final = "resource.k8s.io/v1"
 LOOK_S: Final = 5.0
@@ -115,7 +115,7 @@ class Publishing(Upkeep):
         claim = await self._server.find(path)
         if claim is None or claim["metadata"]["uid"] != told.uid:
             return
-        at = datetime.fromtimestamp(self._server.unix_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        at = rfc3339(self._server.unix_s())
         devices = written(claim, told.devices, at)
         if devices == ((claim.get("status") or {}).get("devices") or []):
             return

@@ -9,7 +9,6 @@ decided here. Each wrong annotation is one line that names the object and the an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -21,6 +20,7 @@ from autoscaler.spec.model import Adopted, Auto, EngineName, Gpu, Model, ModelSp
 from autoscaler.spec.names import check_name
 from autoscaler.spec.ownership import INSTALLATION, TITLE, TITLE_WANTED
 from autoscaler.spec.pod import OURS
+from autoscaler.text import rfc3339
 
 ENGINE: EngineName = "command"
 """What it runs is its owner's business: no dialect is ruled out."""
@@ -137,17 +137,12 @@ def _for_others(model: Model, adopted: Adopted, others: Others) -> Model:
     if others.hand is None:
         return model
     replicas, by = others.hand.replicas, others.hand.by
-    message = f"scaled to {replicas} by {by or 'somebody'}, which holds until {stamp(others.until_unix_s)}"
+    message = f"scaled to {replicas} by {by or 'somebody'}, which holds until {rfc3339(others.until_unix_s)}"
     adopted = replace(adopted, held=True, reason=BY_HAND, message=message)
     if not replicas:
         return replace(model, spec=replace(model.spec, paused=True), adopted=adopted)
     held = ReplicaRange(min=replicas, max=replicas)
     return replace(model, spec=replace(model.spec, replicas=held), adopted=adopted)
-
-
-def stamp(unix_s: float) -> str:
-    """A time as API servers write it (RFC 3339)."""
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

@@ -15,12 +15,11 @@ from autoscaler.capacity.attachable_nodes import Groups
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import device_plugin_config
 from autoscaler.drivers.kubernetes.objects import node as nodes
-from autoscaler.drivers.kubernetes.objects.device_plugin_config import PLACES
 from autoscaler.drivers.kubernetes.objects.node import NodeSeen, OtherPod
 from autoscaler.drivers.kubernetes.objects.node_resources import Hosts
 from autoscaler.drivers.kubernetes.objects.pod import SLICES, PodSeen
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.constants import NODE_POOL, NODES
+from autoscaler.kubernetes.constants import NODE_POOL, NODES, PLACES
 from autoscaler.kubernetes.watching import Change, Key, Watched
 from autoscaler.slicing import dra_binding_conditions, registry, usage
 from autoscaler.slicing.base import PodFields

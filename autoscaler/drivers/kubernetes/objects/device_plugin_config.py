@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from autoscaler.kubernetes.api import Object
+from autoscaler.kubernetes.constants import PLACES, Place
 from autoscaler.spec.yaml import YamlError
 from autoscaler.spec.yaml import read as read_yaml
 
@@ -21,26 +22,6 @@ CHOICE = "nvidia.com/device-plugin.config"
 """A node's label: the key of its configuration."""
 DEFAULT = "default"
 
-
-class Place(NamedTuple):
-    """Where a ConfigMap may be."""
-
-    namespace: str
-    name: str
-    by_label_only: bool = False
-
-    @property
-    def query(self) -> dict[str, str]:
-        """Selects it, and no other: a right to it by its name is enough."""
-        return {"fieldSelector": f"metadata.name={self.name}"}
-
-
-PLACES = (
-    Place("kube-system", "nvidia-device-plugin"),
-    Place("gpu-operator", "time-slicing-config", by_label_only=True),
-    Place("gpu-operator", "time-slicing-config-all", by_label_only=True),
-)
-"""The plug-in's own, and those of the GPU operator's documentation. The first that has a node's key counts."""
 
 Configs = Mapping[str, Mapping[str, Any]]
 """Key -> configuration, parsed."""
