@@ -52,8 +52,6 @@ IMPURE = frozenset(
 """Modules that do I/O and have not moved to such a folder yet. Entries are only removed."""
 FOLDER_MODULES_MAX = 15
 """Without `__init__.py` and `__main__.py`."""
-CROWDED = {"autoscaler/slicing": 16, "autoscaler/spec": 16}
-"""Folders with more modules, which have not been divided yet, and how many. Numbers only fall."""
 PURE = frozenset(
     {
         "__future__",
@@ -234,15 +232,12 @@ def too_long(path: Path) -> Iterator[str]:
 
 
 def crowded() -> Iterator[str]:
-    """Folders of the product with too many modules, and entries of CROWDED that are not exact."""
+    """Folders of the product with too many modules."""
     modules = (path for path in SOURCES if path.name not in {"__init__.py", "__main__.py"})
     counts = Counter(str(path.parent.relative_to(ROOT)) for path in modules)
-    for folder in sorted(counts.keys() | CROWDED.keys()):
-        count, allowed_count = counts[folder], CROWDED.get(folder, FOLDER_MODULES_MAX)
-        if count > allowed_count:
-            yield f"{folder}/ has {count} modules; the limit is {allowed_count}"
-        elif folder in CROWDED and count < allowed_count:
-            yield f"CROWDED: {folder}/ has {count} modules, not {allowed_count}: lower the number, or remove the entry"
+    for folder, count in sorted(counts.items()):
+        if count > FOLDER_MODULES_MAX:
+            yield f"{folder}/ has {count} modules; the limit is {FOLDER_MODULES_MAX}"
 
 
 def stale_exceptions() -> Iterator[str]:

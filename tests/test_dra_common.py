@@ -17,8 +17,7 @@ from autoscaler.kubernetes.constants import NODES
 from autoscaler.planner.plan import plan
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, Object, Part
-from autoscaler.slicing.dra_claims import Dra, Got, common_claim, entry_of
-from autoscaler.slicing.dra_shared_claims import CLIENT_BYTES
+from autoscaler.slicing.dra_claims import CLIENT_BYTES, Dra, Got, common_claim, entry_of
 from autoscaler.slicing.usage import FULL
 from autoscaler.spec.load import load
 from autoscaler.spec.model import Gpu, Model

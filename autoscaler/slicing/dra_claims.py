@@ -1,7 +1,7 @@
 """Dynamic Resource Allocation: ResourceSlices as inventory, claims that pin what was chosen, and what they got.
 
 Owns the Slicer `dra`. A whole GPU is one Slice, or a shared one where it may be allocated many times (its memory is
-what is consumed), or where Settings let those on it have one claim in common (`autoscaler.slicing.dra_shared_claims`).
+what is consumed), or where Settings let those on it have one claim in common (`autoscaler.slicing.dra_claims`).
 Of entries that cannot be had at once (a GPU and its MIG parts) only such are offered as can be: those that are `kept`,
 then the largest that the counters still allow. So what claims hold must be kept, and so must what was chosen (`places`
 tells what a cut of `autoscaler.slicing.mig_placement` is called here).
@@ -12,28 +12,84 @@ driver's order is taken, and `decode` tells which it was. So it does where Setti
 (`instead`) behind the chosen one, for when that is gone by then; and where they let a GPU be cut: who was given all of
 one that nobody is on, and needs less, claims the smallest part that holds it, and what is left is offered from then on;
 of that the same is so, as far as a claim can say where.
+
+A GPU that many Replicas share by time-slicing or MPS has one ResourceClaim, which all their pods name. The name of the
+claim is derived from its content, so the first pod creates it, and different content gets another claim. NVIDIA's
+driver shares a GPU only with its feature gate (`TimeSlicingSettings`, `MPSSupport`), and no GPU that several claims may
+allocate. A claim is reserved for at most 256 pods, and an MPS server has at most 48 clients per device.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from autoscaler.slicing import dra_shared_claims
-from autoscaler.slicing.base import MIB, NodeFacts, Object, Part, PodFields, size
+from autoscaler.slicing.base import MIB, NodeFacts, Object, Part, PodFields, in_mib, size
 from autoscaler.slicing.dra_resource_slices import Entry, Policy, Pools, pools
-from autoscaler.slicing.dra_shared_claims import WAYS, Sharing
 from autoscaler.slicing.mig import cut_from, known_of
 from autoscaler.slicing.mig_geometry import Cut, geometry_of
 from autoscaler.slicing.mig_placement import Fleet, Found
 from autoscaler.slicing.nvidia_sharing import REPLICAS_MAX
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
+
+Sharing = Literal["timeslice", "mps"]
+CLIENT_BYTES = 256 * MIB
+"""Of an MPS client's limit, kept for its context: that counts, and engines that take a share do not reckon with it."""
+_CONFIG = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}
+
+
+class Way(NamedTuple):
+    """How a driver shares a GPU."""
+
+    strategy: str
+    isolation: Isolation
+    holders_max: int
+    parameters: Mapping[str, Object] = {}
+
+
+WAYS: Mapping[Sharing, Way] = {
+    "timeslice": Way("TimeSlicing", Isolation.NONE, 256, {"timeSlicingConfig": {"interval": "Default"}}),
+    "mps": Way("MPS", Isolation.MEMORY, 48),
+}
+
+
+def shared_claim_name(entry: str, where: str, sharing: Sharing) -> str:
+    """What the claim of an entry is called, which all pods on it have."""
+    short = re.sub(r"[^a-z0-9]+", "-", entry.rpartition("/")[2].lower()).strip("-")[:40]
+    return f"{sharing}-{short}-{hashlib.sha256(f'{entry} {where}'.encode()).hexdigest()[:16]}"
+
+
+def shared_claim_config(driver: str, sharing: Sharing, request: str) -> Object:
+    """What the driver is told of that request of the claim."""
+    way = WAYS[sharing]
+    parameters = {**_CONFIG, "sharing": {"strategy": way.strategy, **way.parameters}}
+    return {"requests": [request], "opaque": {"driver": driver, "parameters": parameters}}
+
+
+def sharing_environment(sharing: Sharing, part: Part) -> dict[str, str]:
+    """By what an MPS server holds a client to its part; who has all of its GPU is held to nothing."""
+    said = {
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={in_mib(part.memory_bytes)}M" if part.memory_bytes else "",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(min(100, part.compute_percent) or ""),
+    }
+    return {name: value for name, value in said.items() if value} if sharing == "mps" else {}
+
+
+def shared_fraction(sharing: Sharing, part: Part) -> float | None:
+    """Of its GPU, what an engine is told to take, in thousandths; None: it has all of it."""
+    if not part.memory_bytes:
+        return None
+    all_bytes = part.slice.device_bytes or part.slice.memory_bytes
+    mine_bytes = part.memory_bytes - (CLIENT_BYTES if sharing == "mps" else 0)
+    return max(1, mine_bytes * 1000 // all_bytes) / 1000
+
 
 API = "resource.k8s.io/v1"
 NVIDIA = "gpu.nvidia.com"
@@ -199,8 +255,8 @@ class Dra(NamedTuple):
 
     def _in_common(self, asks: PodFields, sharing: Sharing, told: Sequence[tuple[Part, Handle]]) -> PodFields:
         """Of one node, so all are shared in one way."""
-        names = [dra_shared_claims.name_of(one.entry, one.where, sharing) for _, one in told]
-        config = [dra_shared_claims.config(self.driver, sharing, "gpu")]
+        names = [shared_claim_name(one.entry, one.where, sharing) for _, one in told]
+        config = [shared_claim_config(self.driver, sharing, "gpu")]
         claims = (
             _claim(name, [_request("gpu", "exactly", _wish(*one))], config)
             for name, one in zip(names, told, strict=True)
@@ -209,7 +265,7 @@ class Dra(NamedTuple):
         if len(told) > 1 or asks.claims[1:]:
             return asks  # who has several devices has all of them
         part = told[0][0]
-        env, fraction = dra_shared_claims.environment(sharing, part), dra_shared_claims.fraction(sharing, part)
+        env, fraction = sharing_environment(sharing, part), shared_fraction(sharing, part)
         return asks._replace(env=env, memory_fraction=fraction)
 
     def either(self, replica: str, choices: Sequence[Part]) -> PodFields:
@@ -377,7 +433,7 @@ def common_claim(slice_: Slice) -> str:
     if slice_.kind != "dra":
         return ""
     told = msgspec.json.decode(slice_.handle, type=Handle)
-    return "" if told.sharing is None else dra_shared_claims.name_of(told.entry, told.where, told.sharing)
+    return "" if told.sharing is None else shared_claim_name(told.entry, told.where, told.sharing)
 
 
 def entry_called(id: SliceId, driver: str = NVIDIA) -> str:

@@ -4,12 +4,17 @@ Owns the form of a document (apiVersion, kind, metadata, spec; Settings without 
 documents of files, and the way back to YAML. Pure: who reads files gives their names and texts. Every error names the
 file, the document, the key path and what was expected there. Nothing is half loaded: the first error raises. An object
 of a cluster is read by the same rules with `one`; who has a name there is `autoscaler.spec.names`' to say.
+
+Environment variables override Settings: `PILOTLIGHT_LIMITS_BODY_BYTES_MAX=1Mi` is `limits.bodyBytesMax: 1Mi`. The name
+is the key path in upper case with underscores; the value is YAML. The environment is an argument. A variable with the
+prefix that is no setting is an error, so that a typo is reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 import yaml
@@ -17,7 +22,6 @@ import yaml
 from autoscaler.contract import ModelName, TenantName
 from autoscaler.spec.decode import Part, WrongKeyError, decode, dotted, nearest
 from autoscaler.spec.engines import default_slots
-from autoscaler.spec.environment import RESERVED, override
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.quantity import AUTO, Bytes, BytesOrAuto, format_bytes
@@ -35,6 +39,52 @@ from autoscaler.spec.validation import (
 )
 from autoscaler.spec.yaml import YamlError, read
 from autoscaler.text import one_line
+
+PREFIX = "PILOTLIGHT_"
+RESERVED = frozenset({"PILOTLIGHT_REPLICA", "PILOTLIGHT_TRACEBACK"})
+"""Variables with our prefix that are no settings: the mark of a Replica's processes, and the switch for tracebacks."""
+
+
+def override(settings: Settings, environ: Mapping[str, str], reserved: Collection[str] = RESERVED) -> Settings:
+    """`settings` with what the environment says. Raises WrongKeyError whose path is the variable's name."""
+    leaves = {name: (path, kind) for name, path, kind in _leaves(Settings, PREFIX, ())}
+    for name, text in sorted(environ.items()):
+        if not name.startswith(PREFIX) or name in reserved:
+            continue
+        if name not in leaves:
+            raise WrongKeyError((name,), f"is not a setting{nearest(name, leaves)}")
+        path, kind = leaves[name]
+        try:
+            values = read(text)
+        except YamlError as error:
+            raise WrongKeyError((name,), str(error)) from error
+        settings = _replaced(settings, path, _typed(values[0] if values else None, kind, name, path[-1]))
+    return settings
+
+
+def _leaves(part: type[Part], prefix: str, at: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+    """(variable, attribute path, type) of everything in a Part that is not itself a Part."""
+    for field in msgspec.structs.fields(part):
+        name = prefix + re.sub(r"(?=[A-Z])", "_", field.encode_name).upper()
+        if isinstance(field.type, type) and issubclass(field.type, Part):
+            yield from _leaves(field.type, name + "_", (*at, field.name))
+        else:
+            yield name, (*at, field.name), field.type
+
+
+def _typed(value: object, kind: Any, name: str, attribute: str) -> object:
+    """The value as the setting's type; the message speaks of the variable, the words of the key."""
+    try:
+        return decode(value, kind, at=(attribute.title().replace("_", ""),))
+    except WrongKeyError as error:
+        raise WrongKeyError((name, *error.path[1:]), error.message) from None
+
+
+def _replaced(part: Part, path: tuple[str, ...], value: object) -> Any:
+    if len(path) > 1:
+        value = _replaced(getattr(part, path[0]), path[1:], value)
+    return msgspec.structs.replace(part, **{path[0]: value})
+
 
 KINDS = ("Model", "Tenant", "Settings")
 ApiVersion = Literal["pilotlight.dev/v1alpha1"]
