@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from gateway.errors import CallError, header_too_large, invalid_request, unsupported_media_type
 from gateway.http.body import Body
 from gateway.http.host_check import HostCheck, host_name
-
-if TYPE_CHECKING:
-    from gateway.request.headers import Asked
 
 HEAD_BYTES_MAX = 64 << 10
 """With its closing empty line; above it 431."""
@@ -70,7 +66,7 @@ class Head:
     """
 
     __slots__ = (
-        "asked", "expects_continue", "headers", "host", "keep_alive", "method", "minor", "passed", "path", "query",
+        "derived", "expects_continue", "headers", "host", "keep_alive", "method", "minor", "passed", "path", "query",
     )  # fmt: skip
 
     def __init__(
@@ -98,8 +94,8 @@ class Head:
         """The name or address in Host (`gateway.http.host_check.host_name`)."""
         self.passed: HostCheck | None = None
         """The last host check that it passed: the result holds until the settings change."""
-        self.asked: Asked | None = None
-        """What it says about its Call, once `gateway.request.headers` has worked that out."""
+        self.derived: object = None
+        """A value that a caller derives from the head, once for all requests that share it."""
 
 
 class Request:

@@ -64,9 +64,11 @@ class Asked(NamedTuple):
 
 def asked(head: Head) -> Asked:
     """What the head says; worked out once. Raises CallError 400 for two keys that differ."""
-    if head.asked is None:
-        head.asked = read_asked(head.headers)
-    return head.asked
+    known = head.derived
+    if isinstance(known, Asked):
+        return known
+    head.derived = derived = read_asked(head.headers)
+    return derived
 
 
 def read_asked(headers: dict[bytes, bytes]) -> Asked:
