@@ -48,8 +48,8 @@ class Scope(NamedTuple):
 class File(ast.NodeVisitor):
     """One file: collects edits for the rows, and the rows that collide."""
 
-    def __init__(self, path: str, table: dict[Key, str], modules: set[str]) -> None:
-        self.path, self.table, self.modules = path, table, modules
+    def __init__(self, path: str, table: dict[Key, str], modules: set[str], imported: dict[Key, Key]) -> None:
+        self.path, self.table, self.modules, self.imported = path, table, modules, imported
         self.module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         self.text = (ROOT / path).read_text()
         self.tree = ast.parse(self.text)
@@ -188,12 +188,16 @@ class File(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         """A name in an imported module."""
         module = self.module_of(node.value)
-        key = (module, node.attr)
+        key = self.origin((module, node.attr))
         if module and key in self.table:
             self.edit(
                 node.end_lineno or 0, (node.end_col_offset or 0) - len(node.attr), len(node.attr), self.table[key]
             )
         self.generic_visit(node)
+
+    def origin(self, key: Key) -> Key:
+        """The module that defines what another imports under the same name."""
+        return self.imported.get(key, key)
 
     def module_of(self, node: ast.expr) -> str:
         """The module that an expression is; empty: none."""
@@ -205,7 +209,7 @@ class File(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         """`setattr(module, "name", ...)` and the like."""
         if len(node.args) > 1 and isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, str):
-            key = (self.module_of(node.args[0]), node.args[1].value)
+            key = self.origin((self.module_of(node.args[0]), node.args[1].value))
             if key in self.table:
                 at = node.args[1]
                 self.edit(at.lineno, at.col_offset + 1, len(key[1]), self.table[key])
@@ -267,8 +271,8 @@ def prose(text: str, names: dict[str, str]) -> str:
     return "".join(lines)
 
 
-def in_text(text: str, table: dict[Key, str]) -> str:
-    """Dotted names, and `module.name` in backticks."""
+def in_text(text: str, table: dict[Key, str], imported: dict[Key, Key]) -> str:
+    """Dotted names, `package.module:name`, and `module.name` in backticks."""
     by_dotted = {f"{module}.{old}": f"{module}.{new}" for (module, old), new in table.items()}
     short = dict[str, set[str]]()
     for (module, old), new in table.items():
@@ -283,13 +287,29 @@ def in_text(text: str, table: dict[Key, str]) -> str:
                 return ".".join([known, *parts[count:]])
         return match[0]
 
-    text = re.sub(rf"\b(?:{'|'.join(PRODUCT)})(?:\.\w+)+", dotted, text)
+    text = re.sub(rf"\b(?:{'|'.join(PRODUCT)})(?:\.\w+)+(?!:\w)", dotted, text)
+
+    def with_colon(match: re.Match[str]) -> str:
+        key = (match[1], match[2])
+        return f"{match[1]}:{table.get(imported.get(key, key), match[2])}"
+
+    text = re.sub(rf"\b((?:{'|'.join(PRODUCT)})(?:\.\w+)+):(\w+)", with_colon, text)
 
     def quoted(match: re.Match[str]) -> str:
         known = short.get(match[1], set())
         return f"`{next(iter(known))}`" if len(known) == 1 else match[0]
 
     return re.sub(r"`(\w+\.\w+)`", quoted, text)
+
+
+def imports(path: str, table: dict[Key, str]) -> Iterator[tuple[Key, Key]]:
+    """What a module imports under its own name."""
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    for node in ast.parse((ROOT / path).read_text()).body:
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            key = (str(node.module), alias.name) if isinstance(node, ast.ImportFrom) else ("", "")
+            if key in table and alias.asname in {None, alias.name}:
+                yield (module, alias.name), key
 
 
 def tracked() -> list[str]:
@@ -309,8 +329,9 @@ def main(tables: list[str]) -> None:
     files = tracked()
     python = [name for name in files if name.endswith(".py")]
     modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in python}
+    imported = {key: origin for name in python for key, origin in imports(name, table)}
     while True:
-        parsed = [File(name, table, modules) for name in python]
+        parsed = [File(name, table, modules, imported) for name in python]
         clashes = {key: why for one in parsed for key, why in one.clashes.items()}
         if not clashes:
             break
@@ -318,13 +339,13 @@ def main(tables: list[str]) -> None:
             print(f"skipped {'.'.join(key)}: {why}", file=sys.stderr)
             del table[key]
     for one in parsed:
-        after = in_text(one.result(), table)
+        after = in_text(one.result(), table, imported)
         if after != one.text:
             (ROOT / one.path).write_text(after)
     for name in files:
         if name.endswith(TEXTS):
             before = (ROOT / name).read_text()
-            after = in_text(before, table)
+            after = in_text(before, table, imported)
             if after != before:
                 (ROOT / name).write_text(after)
     print(f"{len(table)} renamed")
